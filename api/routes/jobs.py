@@ -1,0 +1,120 @@
+"""`/v1/jobs`: work that nobody keeps a connection open for. Submit, poll, list, cancel, re-drive; events: `watch.py`."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from api import body, documents, jobs, schema
+from api.errors import ApiError, invalid
+from api.rendering import Json
+from api.services import Services
+from api.submit import Wishes, parse_class
+from api.watch import known
+from broker import producer
+from broker.errors import UnknownJob
+from broker.job import JobView, Status
+
+MAX_WAIT_S = 60.0
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+@router.post("", status_code=202, openapi_extra=schema.JOB_BODY)
+async def submit_job(request: Request) -> Json:
+    """Queues a request for later; the class is P2 unless `class`, the header or `service_tier` says otherwise."""
+    services = services_of(request)
+    wishes = Wishes.read(request.scope["headers"])
+    asked = await jobs.understand(services, await body.read(request.receive), wishes=wishes)
+    document = await jobs.submit(services, asked)
+    return Json(document, status_code=202, headers={"x-headway-job": document["id"]})
+
+
+class Listed(BaseModel):
+    """The query of a listing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    status: str | None = Field(default=None, description="some of the statuses, comma separated")
+    service_class: str | None = Field(default=None, alias="class", description="P0, P1, P2 or P3")
+    limit: int = Field(default=20, ge=1, le=100)
+    after: str | None = Field(default=None, description="the id that the last page ended with")
+    dead: bool = Field(default=False, description="dead letters, which can be re-driven")
+
+
+@router.get("")
+async def list_jobs(request: Request, listed: Annotated[Listed, Query()]) -> Json:
+    """Jobs of all pools, newest first."""
+    services = services_of(request)
+    wanted = producer.Query(
+        statuses=_statuses(listed.status),
+        classes=frozenset({parse_class(listed.service_class, param="class")} if listed.service_class else ()),
+        limit=listed.limit + 1,
+        after=known(listed.after) if listed.after else "",
+    )
+    load = _dead if listed.dead else _listed
+    lists = await asyncio.gather(
+        *(load(services, pool, wanted=wanted) for pool in await services.fleet.pools())
+    )
+    found = sorted(
+        (job for some in lists for job in some), key=lambda job: (job.created, job.job_id), reverse=True
+    )
+    page = [documents.job_document(job) for job in found[: listed.limit]]
+    return Json({"object": "list", "data": page, "has_more": len(found) > listed.limit})
+
+
+async def _listed(services: Services, pool: str, *, wanted: producer.Query) -> list[JobView]:
+    return await services.producer.list_jobs(pool, wanted)
+
+
+async def _dead(services: Services, pool: str, *, wanted: producer.Query) -> list[JobView]:
+    ids = await services.producer.dead(pool, limit=wanted.limit)
+    found = await asyncio.gather(*(services.producer.get(i) for i in ids), return_exceptions=True)
+    return [job for job in found if isinstance(job, JobView)]
+
+
+def _statuses(text: str | None) -> frozenset[Status]:
+    """Comma separated. Raises ApiError."""
+    try:
+        return frozenset(Status(word.strip()) for word in text.split(",")) if text else frozenset()
+    except ValueError:
+        raise invalid(f"status must be some of {', '.join(Status)}", param="status") from None
+
+
+@router.get("/{job_id}")
+async def get_job(
+    request: Request, job_id: str, *, wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0.0
+) -> Json:
+    """The job. `wait`: seconds to hold the answer back for its end."""
+    services = services_of(request)
+    job = await jobs.wait_for_end(services, known(job_id), wait_s=wait, receive=request.receive)
+    return Json(await jobs.describe(services, job))
+
+
+@router.delete("/{job_id}")
+async def cancel_job(request: Request, job_id: str) -> Json:
+    """Cancels it unless it has ended; the job as it is then."""
+    services = services_of(request)
+    await services.producer.cancel(known(job_id))
+    return Json(await jobs.describe(services, await services.producer.get(job_id)))
+
+
+@router.post("/{job_id}/redrive", status_code=202)
+async def redrive_job(request: Request, job_id: str) -> Json:
+    """Submits a dead letter's request again, as a new job, whose document is returned."""
+    services = services_of(request)
+    job = await services.producer.get(known(job_id), with_result=False)
+    try:
+        new_id = await services.producer.redrive(job_id)
+    except UnknownJob:
+        raise ApiError(
+            409, f"{job_id} is no dead letter; it is {job.status}", code="not_a_dead_letter"
+        ) from None
+    document = await jobs.describe(services, await services.producer.get(new_id))
+    return Json(document, status_code=202, headers={"x-headway-job": new_id})

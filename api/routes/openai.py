@@ -1,0 +1,118 @@
+"""OpenAI's inference endpoints. A connection waits: it gets the answer whole or in events, or takes its job with it.
+
+These are plain ASGI endpoints; they carry nearly all traffic, and FastAPI's own handling would double their cost.
+"""
+
+import asyncio
+
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from api import body, errors, sse
+from api.errors import ClientGone
+from api.rendering import send_json
+from api.services import Services
+from api.submit import Wishes, attached_job, job_headers, name_job, understand
+from broker.errors import BrokerError
+from broker.job import Submission
+from broker.stream import Mailbox, Message, Position, follow
+
+GRACE_S = (
+    5.0  # beyond the deadline, for the reaper to end the job; then the answer is 504 whatever Redis does
+)
+
+
+class Inference:
+    """One endpoint."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services: Services = scope["app"].state.services
+        wishes = Wishes.read(scope["headers"])
+        raw = await body.read(receive)
+        asked = await understand(services, self._endpoint, raw=raw, wishes=wishes)
+        job = await attached_job(services, asked)
+        try:
+            await Exchange(services, job, receive=receive, send=send).run()
+        except ClientGone:
+            return
+        except BrokerError as error:
+            raise name_job(errors.translate(error), job) from None
+
+
+class Exchange:
+    """One job and the connection that waits for it. However it ends early, the job is cancelled."""
+
+    __slots__ = ("ended", "job", "receive", "send", "services")
+
+    def __init__(self, services: Services, job: Submission, *, receive: Receive, send: Send) -> None:
+        self.services = services
+        self.job = job
+        self.receive = receive
+        self.send = send
+        self.ended = False
+
+    async def run(self) -> None:
+        """Raises BrokerError as long as nothing was sent."""
+        job = self.job
+        late = errors.deadline_passed(job.deadline_s)
+        with self.services.hub.mailbox(job.job_id) as box, sse.attended(self.receive, box):
+            timer = asyncio.get_running_loop().call_later(job.deadline_s + GRACE_S, box.leave, late)
+            try:
+                await self.services.producer.submit(job)
+                await (self._stream(box) if job.stream else self._whole(box))
+            finally:
+                timer.cancel()
+                if not self.ended:
+                    self.services.abandon(job.job_id)
+
+    async def _whole(self, box: Mailbox) -> None:
+        last = None
+        async for message in follow(self.services.pipe, box, after=Position()):
+            last = message
+        answer = self._answered(last)
+        await send_json(self.send, answer.data, headers=[*job_headers(self.job), _queue_header(answer)])
+
+    async def _stream(self, box: Mailbox) -> None:
+        out = sse.EventStream(self.send, job_headers(self.job), ping_s=self.services.settings.ping_s)
+        try:
+            await self._relay(box, out)
+        except ClientGone:
+            raise
+        except BrokerError as error:
+            if not out.started:
+                raise
+            await out.finish(errors.event(error) + sse.DONE)
+        else:
+            await out.finish(sse.DONE)
+        finally:
+            out.stop()
+
+    async def _relay(self, box: Mailbox, out: sse.EventStream) -> None:
+        last = None
+        async for message in follow(self.services.pipe, box, after=Position()):
+            if not out.started and message.kind != "retry":
+                out.headers.append(_queue_header(message))
+            if message.kind == "chunk":
+                await out.write(sse.data_events(message.data))
+            last = message
+        self._answered(last)
+
+    def _answered(self, last: Message | None) -> Message:
+        """Takes note that the job has ended. Raises ApiError if it did so without an answer."""
+        assert last is not None, "follow ends with a message of kind done"
+        self.ended = True
+        error = errors.ending(last, self.job.deadline_s)
+        if error is not None:
+            raise error
+        return last
+
+
+def _queue_header(message: Message) -> tuple[bytes, bytes]:
+    return (b"x-headway-queue-ms", b"%d" % round(message.queue_s * 1000))
+
+
+def routes() -> list[BaseRoute]:
+    return [Route(path, Inference(path), methods=["POST"]) for path in body.SUBJECTS]

@@ -1,0 +1,199 @@
+"""Admission: from a request to a submission that may be queued. Checks, resolves the model, predicts, finds room.
+
+Used by the OpenAI routes (a connection waits for the answer) and by `/v1/jobs` (somebody will poll).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from api import body
+from api.errors import ApiError, invalid, no_worker
+from api.rendering import Headers
+from api.services import Services
+from api.snapshots import Snapshot
+from broker.errors import InvalidJob, QueueFull
+from broker.job import MAX_PRIORITY, ServiceClass, Submission, new_job_id
+
+MAX_DEADLINE_S = 7 * 86_400.0
+MAX_RETRY_AFTER_S = 30.0
+ATTACHED_RETAIN_S = 60.0  # an answer that was delivered whole is kept for late lookers only
+TIERS = {
+    "priority": ServiceClass.P0,
+    "default": ServiceClass.P0,
+    "auto": ServiceClass.P0,
+    "flex": ServiceClass.P2,
+}
+OWN_FIELDS = ("priority", "service_tier")  # Headway's, not the engine's
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a caller asks of the queue by header."""
+
+    service_class: ServiceClass | None = None
+    deadline_s: float | None = None
+
+    @classmethod
+    def read(cls, headers: Iterable[tuple[bytes, bytes]]) -> "Wishes":
+        """Raises InvalidJob, ApiError."""
+        service_class, deadline_s = None, None
+        for name, value in headers:
+            if not name.startswith(b"x-headway-"):
+                continue
+            text = value.decode("latin-1")
+            if name == b"x-headway-class":
+                service_class = parse_class(text, param="X-Headway-Class")
+            elif name == b"x-headway-deadline":
+                deadline_s = parse_deadline(text, param="X-Headway-Deadline")
+        return cls(service_class, deadline_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is right in itself. `body` goes to the engine; `document` is the same, parsed."""
+
+    endpoint: str
+    model: str
+    pool: str
+    service_class: ServiceClass
+    priority: int
+    deadline_s: float
+    stream: bool
+    document: dict[str, Any]
+    body: bytes
+
+
+def parse_class(value: Any, *, param: str) -> ServiceClass:
+    """Raises ApiError."""
+    try:
+        return ServiceClass.parse(value if isinstance(value, str) else repr(value))
+    except InvalidJob as error:
+        raise invalid(str(error), param=param) from None
+
+
+def parse_deadline(value: Any, *, param: str) -> float:
+    """Seconds, from a header's text or a body's number. Raises ApiError."""
+    try:
+        deadline_s = float(value) if type(value) in (str, int, float) else math.nan
+    except (ValueError, OverflowError):
+        deadline_s = math.nan
+    if math.isnan(deadline_s):
+        raise invalid(f"{param} must be a number of seconds", param=param, code="invalid_type") from None
+    if not (math.isfinite(deadline_s) and 0 < deadline_s <= MAX_DEADLINE_S):
+        raise invalid(f"{param} must be above 0 and at most {MAX_DEADLINE_S:.0f} seconds", param=param)
+    return deadline_s
+
+
+def parse_priority(value: Any) -> int:
+    """Raises ApiError."""
+    if value is None:
+        return 0
+    if type(value) is not int:
+        raise body.wrong("priority", value, wanted="an integer (lower first)")
+    if abs(value) > MAX_PRIORITY:
+        raise invalid(f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
+    return value
+
+
+def parse_tier(value: Any) -> ServiceClass | None:
+    """The class that OpenAI's `service_tier` stands for; None if it is absent. Raises ApiError."""
+    if value is None:
+        return None
+    tier = TIERS.get(value) if isinstance(value, str) else None
+    if tier is None:
+        raise invalid(f"service_tier must be one of {', '.join(TIERS)}", param="service_tier")
+    return tier
+
+
+def model_name(document: dict[str, Any]) -> str:
+    """Raises ApiError."""
+    model = document.get("model")
+    if model is None:
+        raise invalid("model is required", param="model", code="missing_required_parameter")
+    if type(model) is not str or not model:
+        raise body.wrong("model", model, wanted="a string")
+    return model
+
+
+async def understand(services: Services, endpoint: str, *, raw: bytes, wishes: Wishes) -> Asked:
+    """An OpenAI request. The body goes on as it came unless it carries fields of Headway. Raises ApiError, UnknownPool."""
+    document = body.parse(raw)
+    model = model_name(document)
+    body.check(document, endpoint)
+    priority, service_class = 0, wishes.service_class
+    if "priority" in document or "service_tier" in document:
+        priority = parse_priority(document.get("priority"))
+        tier = parse_tier(document.get("service_tier"))
+        service_class = tier if service_class is None else service_class
+        document = {name: value for name, value in document.items() if name not in OWN_FIELDS}
+        raw = orjson.dumps(document)
+    return Asked(
+        endpoint=endpoint,
+        model=model,
+        pool=await services.fleet.resolve(model),
+        service_class=ServiceClass.P0 if service_class is None else service_class,
+        priority=priority,
+        deadline_s=wishes.deadline_s or services.settings.request_timeout_s,
+        stream=document.get("stream") is True and endpoint != body.EMBEDDINGS,
+        document=document,
+        body=raw,
+    )
+
+
+async def find_room(services: Services, pool: str, *, attached: bool) -> Snapshot:
+    """Refuses what nobody would serve, or what the queue is too full for. Raises ApiError, QueueFull, RedisAway.
+
+    Before a refusal it looks again: a worker may just have come, the queue may just have emptied.
+    """
+    room = await services.fleet.look(pool)
+    most = services.settings.max_queued
+    if room.queued >= most or (attached and not room.served):
+        room = await services.fleet.look(pool, max_age_s=0.0)
+    if attached and not room.served:
+        raise no_worker(pool)
+    if room.queued >= most:
+        wait_s = min(MAX_RETRY_AFTER_S, room.view.mean_run_s or 1.0)
+        raise QueueFull(
+            f"{room.queued} jobs wait in the pool {pool!r}, the most it takes", retry_after_s=wait_s
+        )
+    room.submitted += 1
+    return room
+
+
+async def attached_job(services: Services, asked: Asked) -> Submission:
+    """A submission that a connection waits for. Raises as `find_room`."""
+    await find_room(services, asked.pool, attached=True)
+    retain_s = services.settings.replay_ttl_s
+    return Submission(
+        job_id=new_job_id(asked.pool),
+        service_class=asked.service_class,
+        endpoint=asked.endpoint,
+        body=asked.body,
+        forecast=services.estimator.forecast(asked.pool, asked.document),
+        stream=asked.stream,
+        attached=True,
+        priority=asked.priority,
+        deadline_s=asked.deadline_s,
+        reply_to=services.hub.address,
+        retain_s=retain_s if asked.stream else min(retain_s, ATTACHED_RETAIN_S),
+    )
+
+
+def job_headers(job: Submission) -> Headers:
+    """What every answer to a queued request carries. Names and values are plain ASCII by construction."""
+    return [
+        (b"x-headway-job", job.job_id.encode()),
+        (b"x-headway-pool", job.pool.encode()),
+        (b"x-headway-class", job.service_class.name.encode()),
+        (b"x-headway-predicted-ms", b"%d" % round(job.forecast.run_s * 1000)),
+    ]
+
+
+def name_job(error: ApiError, job: Submission) -> ApiError:
+    """Puts the job's headers on a refusal, so that a caller can ask what happened to it."""
+    error.headers.update({name.decode(): value.decode() for name, value in job_headers(job)})
+    return error

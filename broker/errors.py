@@ -1,0 +1,96 @@
+"""The one tree of errors. HTTP status codes are mapped in `api/errors.py` and nowhere else.
+
+BrokerError
+├── ConfigError          a setting or file is wrong; the program refuses to start
+├── RedisUnsuitable      reachable, but not fit to hold a queue (eviction, version)
+├── RedisAway            Redis did not answer in time; nothing is known about the command
+├── QueueFull            a limit refused the job before it was accepted
+│   └── MemoryFull       Redis has no memory left for it
+├── InvalidJob           the submission itself cannot be queued
+├── UnknownJob           no such job (or its record has expired)
+├── UnknownPool          no pool of that name
+├── UnknownFile          no such uploaded or produced file (or it has expired)
+├── UnknownBatch         no such batch (or its record has expired)
+├── BatchEnded           a batch that has ended, or is about to, cannot be cancelled
+├── StaleToken           the lease is no longer ours; stop work, write nothing
+├── StreamLost           chunks were trimmed before the reader came back
+└── EngineError          see `workers/engine.py`
+"""
+
+from typing import ClassVar
+
+
+class BrokerError(Exception):
+    """Root. `retryable` says whether the same call may succeed later without being changed."""
+
+    retryable: ClassVar[bool] = False
+
+
+class ConfigError(BrokerError):
+    """A setting is missing or malformed. The message names the setting and what it accepts."""
+
+
+class RedisUnsuitable(BrokerError):
+    """Redis would lose or refuse jobs as it is configured."""
+
+
+class RedisAway(BrokerError):
+    """No answer from Redis. The command may or may not have been applied: repeat it by its id."""
+
+    retryable = True
+
+
+class QueueFull(BrokerError):
+    """Refused before acceptance."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class MemoryFull(QueueFull):
+    """Redis is at its `maxmemory`: new work is refused so that accepted work can end."""
+
+
+class InvalidJob(BrokerError):
+    """`param` is the request field at fault, if one is."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownJob(BrokerError):
+    """The id was never issued, or the record's retention has passed."""
+
+
+class UnknownPool(BrokerError):
+    """The message lists the pools there are."""
+
+
+class UnknownFile(BrokerError):
+    """The id was never issued, the file was deleted, or its retention has passed."""
+
+
+class UnknownBatch(BrokerError):
+    """The id was never issued, or the record's retention has passed."""
+
+
+class BatchEnded(BrokerError):
+    """The message names the status it has."""
+
+
+class StaleToken(BrokerError):
+    """Another attempt, a cancellation or an expiry has taken the job away from this lease."""
+
+
+class StreamLost(BrokerError):
+    """The replay buffer no longer reaches back to the reader's last event id."""
+
+
+class EngineError(BrokerError):
+    """An engine could not or would not answer."""
+
+    retryable = True

@@ -1,0 +1,176 @@
+"""The queue's vocabulary: classes, statuses, what is submitted, what a worker leases, what a reader gets back.
+
+Plain data, no I/O. Times are float seconds; only `keys.py`, `scripts.py` and the Lua speak milliseconds.
+"""
+
+import itertools
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from broker.errors import InvalidJob
+
+POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+JOB_ID = re.compile(r"job_[0-9a-z]{26}\.([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+MAX_PRIORITY = 1_000_000
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: sorts as it counts
+
+
+class ServiceClass(IntEnum):
+    """P0 a person waits; P1 an agent or a short document; P2 batch; P3 background."""
+
+    P0 = 0
+    P1 = 1
+    P2 = 2
+    P3 = 3
+
+    @classmethod
+    def parse(cls, text: str) -> "ServiceClass":
+        """Raises InvalidJob for anything but P0, P1, P2 or P3 (upper or lower case)."""
+        try:
+            return cls[text.strip().upper()]
+        except KeyError:
+            raise InvalidJob(f"class {text!r} does not exist; use P0, P1, P2 or P3", param="class") from None
+
+
+class Status(StrEnum):
+    """See docs/state_machine.md. A job reaches exactly one terminal status."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (Status.QUEUED, Status.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a job is predicted to need. `run_s` is what the queue orders by."""
+
+    prompt_tokens: int
+    output_tokens: int
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One job as its producer hands it over. Immutable: a retry of `submit` with the same id changes nothing."""
+
+    job_id: str
+    service_class: ServiceClass
+    endpoint: str
+    body: bytes
+    forecast: Forecast
+    stream: bool = False
+    attached: bool = False  # a connection waits for it; nobody will poll
+    tenant: str = "default"
+    weight: float = 0.0  # fair share; 0: the tenant is not charged
+    priority: int = 0  # lower first, inside the class
+    deadline_s: float = 600.0
+    reply_to: str = ""
+    retain_s: float = 300.0
+    hold_s: float = 0.0  # kept back until fed, or until this has passed
+    listed: bool = False
+    metadata: bytes = b""
+
+    @property
+    def pool(self) -> str:
+        return pool_of(self.job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """`created` is false if the id was known already; then nothing was changed but the reply address."""
+
+    job_id: str
+    created: bool
+    status: Status
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on one job until the lease expires. Every write carries `token`."""
+
+    job_id: str
+    token: int
+    service_class: ServiceClass
+    endpoint: str
+    stream: bool
+    attached: bool
+    attempt: int
+    run_s: float
+    deadline: float  # Redis time, seconds since the epoch
+    tenant: str
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What a reader may know of a job. `result` and `error` are JSON documents. Times: seconds since the epoch."""
+
+    job_id: str
+    status: Status
+    service_class: ServiceClass
+    endpoint: str
+    tenant: str
+    forecast: Forecast
+    attempts: int
+    errors: int
+    deaths: int
+    worker: str
+    created: float
+    deadline: float
+    claimed: float | None
+    first_token: float | None
+    finished: float | None
+    usage: dict[str, int]
+    metadata: bytes
+    result: bytes | None = field(default=None, repr=False)
+    error: bytes | None = field(default=None, repr=False)
+    redriven_as: str | None = None
+
+    @property
+    def pool(self) -> str:
+        return pool_of(self.job_id)
+
+
+_ticks = itertools.count(int.from_bytes(os.urandom(3)))
+_process = int.from_bytes(os.urandom(7))
+
+
+def base32(number: int, length: int) -> str:
+    """The lowest 5 x `length` bits of `number`, most significant digit first."""
+    return "".join(ALPHABET[(number >> shift) & 31] for shift in range(5 * (length - 1), -1, -5))
+
+
+def new_job_id(pool: str) -> str:
+    """48 bits of milliseconds, 26 of a counter, 56 of process entropy: sorts by time, FIFO inside a process.
+
+    The clock only breaks ties between equal scores (design, invariant 5); it decides nothing.
+    """
+    number = (time.time_ns() // 1_000_000 << 82) | ((next(_ticks) & 0x3FFFFFF) << 56) | _process
+    return f"job_{base32(number, 26)}.{pool}"
+
+
+def derived_job_id(pool: str, *, seed: int) -> str:
+    """A stable id for work that may be submitted again after a crash, such as a line of a batch.
+
+    `seed`: 130 bits; equal seeds give equal ids.
+    """
+    return f"job_{base32(seed, 26)}.{pool}"
+
+
+def pool_of(job_id: str) -> str:
+    """The pool that holds the job's keys. Raises InvalidJob for anything that is not a job id."""
+    match = JOB_ID.fullmatch(job_id)
+    if match is None:
+        raise InvalidJob(f"{job_id[:80]!r} is not a job id (job_<26 characters>.<pool>)", param="id")
+    return match[1]

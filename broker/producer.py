@@ -1,0 +1,201 @@
+"""What callers of the queue do: submit, look, cancel, list, re-drive. Used by the API, the batch feeder and the CLI.
+
+Every method is safe to repeat: a job is known by its id.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker import scripts
+from broker.connection import Pipe
+from broker.errors import RedisAway, UnknownJob
+from broker.job import Accepted, Forecast, JobView, ServiceClass, Status, Submission, new_job_id, pool_of
+from broker.keys import PoolKeys
+
+SUBMIT_PATIENCE_S = 2.0
+USAGE = {"prompt_used": "prompt_tokens", "output_used": "completion_tokens", "cached_used": "cached_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which jobs to list: newest first, at most `limit`, older than the job `after`."""
+
+    statuses: frozenset[Status] = frozenset()
+    classes: frozenset[ServiceClass] = frozenset()
+    limit: int = 20
+    after: str = ""
+
+
+class Producer:
+    """A thin, typed face over the scripts. `pipe` is shared with whoever else lives in this process."""
+
+    def __init__(self, pipe: Pipe, order: scripts.Order | None = None) -> None:
+        self._pipe = pipe
+        self._order = order or scripts.Order()
+
+    async def submit(self, job: Submission) -> Accepted:
+        """Queues one job. Repeats itself by id while Redis is away, up to `SUBMIT_PATIENCE_S`.
+
+        Raises RedisAway (nothing is promised), QueueFull.
+        """
+        return (await self.submit_many([job]))[0]
+
+    async def submit_many(self, jobs: Sequence[Submission]) -> list[Accepted]:
+        """Queues all jobs in one round trip. On RedisAway some may be queued: submit the same ids again."""
+        calls = [scripts.enqueue(job, self._order) for job in jobs]
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + SUBMIT_PATIENCE_S
+        while True:
+            try:
+                answers = await self._pipe.run_all(calls)
+            except RedisAway:
+                if loop.time() > give_up:
+                    raise
+                await asyncio.sleep(0.1)
+                continue
+            return [
+                Accepted(job.job_id, bool(answer[0]), Status(answer[1].decode()), answer[2])
+                for job, answer in zip(jobs, answers, strict=True)
+            ]
+
+    async def feed(self, job_id: str) -> bool:
+        """Lets a held job into its ready set. False if it was not held any more."""
+        return bool(await self._pipe.run(scripts.feed(job_id)))
+
+    async def cancel(self, job_id: str) -> Status:
+        """Ends the job unless it has ended; returns its status afterwards. Raises UnknownJob."""
+        before = await self._pipe.run(scripts.cancel(job_id))
+        if before is None:
+            raise UnknownJob(f"there is no job {job_id} (or its record has expired)")
+        status = Status(before.decode())
+        return status if status.terminal else Status.CANCELLED
+
+    async def get(self, job_id: str, *, with_result: bool = True) -> JobView:
+        """The job as it is now, with its answer or error. Raises UnknownJob, InvalidJob."""
+        keys = PoolKeys(pool_of(job_id))
+        asked = [self._pipe.command("HGETALL", keys.job(job_id))]
+        if with_result:
+            asked.append(self._pipe.command("GET", keys.result(job_id)))
+        flat, *rest = await asyncio.gather(*asked)
+        if not flat:
+            raise UnknownJob(f"there is no job {job_id} (or its record has expired)")
+        return view(job_id, dict(zip(flat[::2], flat[1::2], strict=True)), result=rest[0] if rest else None)
+
+    async def forget(self, job_ids: Sequence[str]) -> None:
+        """Drops records of ended jobs whose answers have been stored elsewhere.
+
+        Jobs that have not ended are left alone, and so are dead letters.
+        """
+        await asyncio.gather(*(self._forget(job_id) for job_id in job_ids))
+
+    async def _forget(self, job_id: str) -> None:
+        keys = PoolKeys(pool_of(job_id))
+        asked = self._pipe.command("HGET", keys.job(job_id), "status")
+        status, dead = await asyncio.gather(asked, self._pipe.command("ZSCORE", keys.named("dead"), job_id))
+        if status is None or dead is not None or not Status(status.decode()).terminal:
+            return
+        names = (keys.job(job_id), keys.result(job_id), keys.output(job_id), keys.history(job_id))
+        await asyncio.gather(*(self._pipe.command("PEXPIRE", name, 1000) for name in names))
+
+    async def position(self, view: JobView) -> int | None:
+        """Number of jobs that would be claimed before it, or None if it is not ready to be claimed."""
+        keys = PoolKeys(view.pool)
+        rank = self._pipe.command("ZRANK", keys.ready(view.service_class), view.job_id)
+        higher = [self._pipe.command("ZCARD", keys.ready(c)) for c in range(view.service_class)]
+        place, *ahead = await asyncio.gather(rank, *higher)
+        return None if place is None else int(place) + sum(ahead)
+
+    async def list_jobs(self, pool: str, query: Query) -> list[JobView]:
+        """Jobs that were submitted to be polled, newest first. Looks at no more than ten pages of the index."""
+        keys, found = PoolKeys(pool), list[JobView]()
+        start = await self._rank_after(keys, query.after) if query.after else 0
+        for _ in range(10):
+            stop = start + query.limit - 1
+            ids = [
+                i.decode() for i in await self._pipe.command("ZREVRANGE", keys.named("index"), start, stop)
+            ]
+            flats = await asyncio.gather(*(self._pipe.command("HGETALL", keys.job(i)) for i in ids))
+            views = [
+                view(i, dict(zip(f[::2], f[1::2], strict=True)), result=None)
+                for i, f in zip(ids, flats, strict=True)
+                if f
+            ]
+            found += [v for v in views if _matches(v, query)]
+            start = stop + 1
+            if len(found) >= query.limit or len(ids) < query.limit:
+                break
+        return found[: query.limit]
+
+    async def _rank_after(self, keys: PoolKeys, after: str) -> int:
+        """How many of the pool's jobs are not older than `after`, which may be a job of any pool."""
+        index = keys.named("index")
+        score = await self._pipe.command("ZSCORE", PoolKeys(pool_of(after)).named("index"), after)
+        if score is None:
+            raise UnknownJob(f"there is no job {after} to list after (or it is no longer listed)")
+        at = score.decode()
+        newer, equal = await asyncio.gather(
+            self._pipe.command("ZCOUNT", index, f"({at}", "+inf"),
+            self._pipe.command("ZRANGEBYSCORE", index, at, at),
+        )
+        return int(newer) + len([name for name in equal if name.decode() >= after])
+
+    async def history(self, job_id: str) -> list[bytes]:
+        """JSON documents, one for every attempt that failed or died."""
+        return list(await self._pipe.command("LRANGE", PoolKeys(pool_of(job_id)).history(job_id), 0, -1))
+
+    async def dead(self, pool: str, *, limit: int = 100) -> list[str]:
+        """Ids of the pool's dead letters, newest first."""
+        return [
+            i.decode()
+            for i in await self._pipe.command("ZREVRANGE", PoolKeys(pool).named("dead"), 0, limit - 1)
+        ]
+
+    async def redrive(self, job_id: str, *, deadline_s: float = scripts.DAY_S) -> str:
+        """Submits a dead letter again as a new job, whose id is returned. Raises UnknownJob."""
+        new_id = new_job_id(pool_of(job_id))
+        if not await self._pipe.run(scripts.redrive(job_id, new_id, deadline_s=deadline_s)):
+            raise UnknownJob(f"{job_id} is not a dead letter, or its request has expired")
+        return new_id
+
+
+def _matches(job: JobView, query: Query) -> bool:
+    return (not query.statuses or job.status in query.statuses) and (
+        not query.classes or job.service_class in query.classes
+    )
+
+
+def view(job_id: str, fields: Mapping[bytes, bytes], *, result: bytes | None) -> JobView:
+    """Reads a job's hash as the scripts write it. `result` is the answer, or the error of a job that failed."""
+
+    def number(name: bytes) -> int:
+        return int(float(fields.get(name, b"0")))
+
+    def at(name: bytes) -> float | None:
+        return float(fields[name]) / 1000 if name in fields else None
+
+    status = Status(fields[b"status"].decode())
+    usage = {USAGE[n]: number(n.encode()) for n in USAGE if n.encode() in fields}
+    redriven = fields.get(b"redriven_as")
+    return JobView(
+        job_id=job_id,
+        status=status,
+        service_class=ServiceClass(number(b"class")),
+        endpoint=fields[b"endpoint"].decode(),
+        tenant=fields[b"tenant"].decode(),
+        forecast=Forecast(number(b"ptok"), number(b"otok"), number(b"cost") / 1000),
+        attempts=number(b"attempts"),
+        errors=number(b"errors"),
+        deaths=number(b"deaths"),
+        worker=fields.get(b"worker", b"").decode(),
+        created=number(b"created") / 1000,
+        deadline=number(b"deadline") / 1000,
+        claimed=at(b"claimed"),
+        first_token=at(b"first"),
+        finished=at(b"finished"),
+        usage=usage,
+        metadata=fields.get(b"meta", b""),
+        result=result if status is Status.SUCCEEDED else None,
+        error=result if status is Status.FAILED else None,
+        redriven_as=redriven.decode() if redriven else None,
+    )

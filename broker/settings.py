@@ -1,0 +1,206 @@
+"""Everything that may be set, by `HEADWAY_*` variables. Built once in a program's `main`, then passed down.
+
+Called by each program's entry point, which gives `Settings` to its parts; nothing else reads the environment. A wrong
+value refuses to start and names its variable. What is served (models, engines) is in `headway.yaml`: `broker/config.py`.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import orjson
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from broker.errors import ConfigError
+
+PREFIX = "HEADWAY_"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+# Read by the client commands and the tests, not by the programs; the rest is what a Kubernetes service of the name
+# `headway` puts into every pod's environment.
+FOREIGN_VARIABLES = ("HEADWAY_URL", "HEADWAY_API_KEY")
+FOREIGN_PREFIXES = ("HEADWAY_TEST_", "HEADWAY_SERVICE_", "HEADWAY_PORT_")
+
+
+class Settings(BaseSettings):
+    """Frozen and bounded. Fields without a unit in their name are no quantities."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    # Where things are
+    home: Path = Field(default=Path(".headway"), validate_default=True)
+    config: Path | None = None  # headway.yaml; None: the one in the working directory, if there is one
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
+    flower_port: int = Field(default=0, ge=0, le=65535)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    # The stores. Queue, stream and Celery may sit on three servers
+    redis_url: str = Field(default_factory=lambda values: own_redis_url(values["home"]))
+    stream_url: str = Field(default_factory=lambda values: values["redis_url"])
+    celery_url: str = Field(default_factory=lambda values: values["redis_url"])
+    files_url: str = Field(default_factory=lambda values: (values["home"] / "files").as_uri())
+    redis_timeout_s: float = Field(default=5.0, gt=0, le=60)
+    appendfsync: Literal["everysec", "always"] = "everysec"  # of the redis-server that `headway up` starts
+
+    # Admission
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()  # comma separated; none: open
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1024, le=2**30)
+    max_file_bytes: int = Field(default=2**30, ge=1024, le=2**44)
+    max_queued: int = Field(default=10_000, ge=1, le=10_000_000)  # jobs per pool
+    max_connections: int = Field(default=4096, ge=1, le=1_000_000)  # concurrent requests per API process
+
+    # Time limits and retention
+    request_timeout_s: float = Field(default=600.0, gt=0, le=86_400)  # where a request names none
+    ping_s: float = Field(default=15.0, gt=0, le=300)  # between comment lines on a silent stream
+    replay_ttl_s: float = Field(default=300.0, ge=1, le=86_400)  # chunks, after the job ended
+    result_ttl_s: float = Field(default=86_400.0, ge=1, le=30 * 86_400)  # jobs submitted for polling
+    batch_ttl_s: float = Field(default=30 * 86_400.0, ge=60, le=365 * 86_400)  # batches and their files
+
+    # The queue's order and retries
+    sjf_weight: float = Field(default=1.0, ge=0, le=1000)  # arrival s per predicted s
+    lease_s: float = Field(default=10.0, ge=1, le=600)
+    max_engine_errors: int = Field(default=3, ge=1, le=100)  # then the job is dead-lettered
+    max_worker_deaths: int = Field(default=3, ge=1, le=100)
+    retry_base_s: float = Field(default=0.5, gt=0, le=60)
+    retry_cap_s: float = Field(default=30.0, gt=0, le=3600)
+
+    # Workers
+    slots: int = Field(default=8, ge=1, le=4096)  # where headway.yaml names none
+    coalesce_ms: float = Field(default=20.0, ge=0, le=1000)  # chunks of a worker's jobs
+    drain_s: float = Field(default=30.0, ge=0, le=3600)  # after SIGTERM; then handed back
+
+    # Batches
+    celery_concurrency: int = Field(default=4, ge=1, le=256)  # slices at a time
+    slice_lines: int = Field(default=500, ge=1, le=100_000)
+    batch_window: int = Field(default=32, ge=1, le=10_000)  # lines of one slice in the queue at a time
+
+    @field_validator("home")
+    @classmethod
+    def _home_is_absolute(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split_keys(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(key for part in value.split(",") if (key := part.strip()))
+        return value
+
+    @field_validator("redis_url", "stream_url")
+    @classmethod
+    def _speaks_redis(cls, url: str) -> str:
+        if urlsplit(url).scheme not in REDIS_SCHEMES:
+            raise ValueError(
+                f"is no Redis URL; these start with {', '.join(f'{s}://' for s in REDIS_SCHEMES)}"
+            )
+        return url
+
+    @field_validator("celery_url", "files_url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        if not urlsplit(url).scheme:
+            raise ValueError("is no URL; it starts with a scheme such as redis://, amqp://, file:// or s3://")
+        return url
+
+    @model_validator(mode="after")
+    def _intervals_fit(self) -> Self:
+        if self.retry_base_s > self.retry_cap_s:
+            raise ValueError("HEADWAY_RETRY_BASE_S is larger than HEADWAY_RETRY_CAP_S")
+        if self.stream_url != self.redis_url:
+            raise ValueError(
+                "HEADWAY_STREAM_URL differs from HEADWAY_REDIS_URL: chunks are fenced by the job's own record, so they "
+                "are kept in the queue's Redis; leave it unset"
+            )
+        return self
+
+    @property
+    def redis_is_own(self) -> bool:
+        """Whether `headway up` has to start a redis-server, as nobody named one."""
+        return "redis_url" not in self.model_fields_set
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
+    def up_file(self) -> Path:
+        return self.home / "up.json"
+
+
+class ClientSettings(BaseSettings):
+    """Of the commands that talk to a running Headway: which one, and as whom."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+
+    home: Path = Path(".headway")
+    url: str | None = None
+    api_key: SecretStr | None = None
+
+    def find_url(self) -> str:
+        """HEADWAY_URL, else what runs in the home directory. Raises ConfigError if nothing does."""
+        if self.url:
+            return self.url.rstrip("/")
+        try:
+            return str(orjson.loads((self.home / "up.json").read_bytes())["api"]["url"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"no Headway runs in {self.home} (there is no up.json): start it with `headway up`, "
+                "or name a running one in HEADWAY_URL"
+            ) from None
+
+
+def own_redis_url(home: Path) -> str:
+    """Where the redis-server of the `headway up` of this home listens; the usual address if none has run there."""
+    try:
+        up = orjson.loads((home / "up.json").read_bytes())
+        return next(str(part["url"]) for part in up["parts"] if part["kind"] == "redis")
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return DEFAULT_REDIS_URL
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Environment and defaults, `overrides` first. Raises ConfigError naming every variable that is wrong."""
+    try:
+        settings = Settings(**overrides)
+    except ValidationError as error:
+        raise ConfigError(describe(error, prefix=PREFIX)) from None
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for name in sorted(os.environ):
+        foreign = name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES)
+        if name.startswith(PREFIX) and name not in known and not foreign:
+            raise ConfigError(f"{name} is not a setting; the settings are {', '.join(sorted(known))}")
+    if not settings.loopback and not settings.api_keys:
+        raise ConfigError(
+            f"HEADWAY_HOST={settings.host} is open to the network: set HEADWAY_API_KEYS (comma separated) first, "
+            "or listen on 127.0.0.1"
+        )
+    return settings
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """This process's environment, and in it whatever was set or decided, for the children of `headway up`."""
+    decided = {
+        PREFIX + name.upper(): _as_variable(getattr(settings, name)) for name in settings.model_fields_set
+    }
+    return {**os.environ, "PYTHONUNBUFFERED": "1", PREFIX + "HOME": str(settings.home), **decided}
+
+
+def _as_variable(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(_as_variable(item) for item in value)
+    return value.get_secret_value() if isinstance(value, SecretStr) else "" if value is None else str(value)
+
+
+def describe(error: ValidationError, *, prefix: str = "") -> str:
+    """One line per wrong value. Values are not repeated: URLs and keys carry secrets."""
+    lines: list[str] = []
+    for item in error.errors(include_url=False, include_input=False, include_context=False):
+        if item["type"] == "default_factory_not_called":  # follows from another value being wrong
+            continue
+        where = ".".join(str(part) for part in item["loc"])
+        name = prefix + where.upper() if prefix else where
+        lines.append(f"{name}: {item['msg'].removeprefix('Value error, ')}" if where else item["msg"])
+    return "; ".join(lines)

@@ -1,0 +1,1 @@
+"""Forecasts: what a job will cost before it is queued. Depends on `broker` only."""

@@ -1,0 +1,107 @@
+"""A part that dies is started again; one that cannot start is given up with its log; all stop in order."""
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from api.cli.home import Home
+from api.cli.parts import Kind, Part
+from api.cli.probes import alive
+from api.cli.supervisor import PartFailed, Supervisor
+from tests.conditions import wait_until
+
+SLEEPS = "import time; time.sleep(600)"
+FAILS = "raise ModuleNotFoundError('No module named celery')"
+
+
+def part(name: str, *, kind: Kind = "worker", code: str = SLEEPS) -> Part:
+    return Part(name=name, kind=kind, argv=(sys.executable, "-c", code), grace_s=5.0)
+
+
+class Watched:
+    """A supervisor, and what it said."""
+
+    def __init__(self, home: Home) -> None:
+        self.said: list[str] = []
+        self.changes = 0
+        self.supervisor = Supervisor(home, report=self.said.append, changed=self.note)
+        self.supervisor.env = os.environ
+
+    def note(self) -> None:
+        self.changes += 1
+
+    def pid(self, name: str) -> int:
+        return self.supervisor.running[name].identity.pid
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    home = Home(tmp_path)
+    home.prepare()
+    watched = Watched(home)
+    yield watched
+    await watched.supervisor.stop()
+
+
+async def test_a_part_that_dies_is_started_again_with_a_new_pid(watched: Watched) -> None:
+    await_part = part("w")
+    watched.supervisor.start(await_part)
+    await watched.supervisor.until(await_part, alive, timeout_s=10)
+    watched.supervisor.settle()
+    first, changes = watched.pid("w"), watched.changes
+    os.kill(first, signal.SIGKILL)
+    await wait_until(lambda: watched.pid("w") != first)
+    assert watched.changes == changes + 1
+    assert any("w was killed by SIGKILL; starting it again" in line for line in watched.said)
+
+
+async def test_a_part_that_never_starts_is_given_up_with_the_end_of_its_log(watched: Watched) -> None:
+    broken = part("celery", kind="celery", code=FAILS)
+    watched.supervisor.start(broken)
+
+    async def never(_: int) -> bool:
+        return False
+
+    with pytest.raises(PartFailed, match=r"(?s)exit code 1, 3 times.*No module named celery"):
+        await watched.supervisor.until(broken, never, timeout_s=30)
+
+
+async def test_a_program_that_does_not_exist_is_given_up(watched: Watched) -> None:
+    absent = Part(name="redis", kind="redis", argv=("/nonexistent/redis-server",))
+    watched.supervisor.start(absent)
+    with pytest.raises(PartFailed, match="cannot be started"):
+        await watched.supervisor.until(absent, alive, timeout_s=30)
+
+
+async def test_a_part_that_is_not_ready_in_time_is_named(watched: Watched) -> None:
+    slow = part("w")
+    watched.supervisor.start(slow)
+
+    async def never(_: int) -> bool:
+        return False
+
+    with pytest.raises(PartFailed, match="w was not ready within"):
+        await watched.supervisor.until(slow, never, timeout_s=0.2)
+
+
+async def test_workers_stop_first_and_redis_last(watched: Watched) -> None:
+    for name, kind in (("r", "redis"), ("a", "api"), ("w", "worker"), ("c", "celery")):
+        started = part(name, kind=kind)  # type: ignore[arg-type]
+        watched.supervisor.start(started)
+        await watched.supervisor.until(started, alive, timeout_s=10)
+    watched.supervisor.settle()
+    await watched.supervisor.stop()
+    assert watched.said == ["stopping w", "stopping a, c", "stopping r"]
+    assert all(running.process.returncode is not None for running in watched.supervisor.running.values())
+
+
+async def test_the_log_of_the_run_before_is_kept(watched: Watched, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.log("w").write_text("before")
+    watched.supervisor.start(part("w"))
+    assert home.log("w").with_suffix(".log.1").read_text() == "before"
+    assert home.log("w").read_text() == ""

@@ -1,0 +1,85 @@
+"""What the fleet looks like from outside: workers by their heartbeats, sets by their sizes, counters as counted."""
+
+from broker import scripts
+from broker.connection import Pipe
+from broker.consumer import Consumer
+from broker.fleet import WorkerRecord, announce_pool, known_pools, look
+from broker.producer import Producer
+from broker.scripts import Beat, Ending, Return
+from tests.broker.jobs import ERROR, KEYS, POOL, Backdoor, submission
+
+RECORD = WorkerRecord(
+    worker_id="w1",
+    pool=POOL,
+    engine="llamacpp",
+    model="m",
+    slots=8,
+    busy_slots=2,
+    state="ready",
+    pid=1,
+    host="h",
+)
+
+
+def test_record_reads_back() -> None:
+    assert WorkerRecord.load(RECORD.dump()) == RECORD
+
+
+def test_record_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
+    assert WorkerRecord.load(RECORD.dump()[:-1] + b',"invented_later":1}') == RECORD
+
+
+async def test_pools_are_known_once_announced(pipe: Pipe) -> None:
+    for pool in ("small", "large", "small"):
+        await announce_pool(pipe, pool)
+    assert await known_pools(pipe) == ["large", "small"]
+
+
+async def test_empty_pool_is_empty(pipe: Pipe) -> None:
+    seen = await look(pipe, POOL)
+    assert (seen.workers, seen.waiting, seen.delayed, seen.running, seen.dead) == ([], [0, 0, 0, 0], 0, 0, 0)
+    assert (seen.slots, seen.mean_run_s, seen.counters) == (0, None, {})
+
+
+async def test_look_counts_every_set(pipe: Pipe, producer: Producer, worker: Consumer) -> None:
+    await producer.submit_many([submission(service_class=c) for c in (0, 0, 0, 1, 3, 3)])
+    await producer.submit(submission(hold_s=100.0))
+    done, _ = (await worker.claim(2)).leases
+    await worker.finish(done, Ending(succeeded=True, data=b"{}", prompt_tokens=2, output_tokens=3))
+    seen = await look(pipe, POOL)
+    assert (seen.waiting, seen.delayed, seen.running, seen.dead) == ([1, 1, 0, 2], 1, 1, 0)
+    counted = {name: seen.counters[name] for name in ("enqueued:0", "claimed:0", "succeeded:0", "tokens_out")}
+    assert counted == {"enqueued:0": 4, "claimed:0": 2, "succeeded:0": 1, "tokens_out": 3}
+    assert seen.mean_run_s is not None
+
+
+async def test_every_job_is_in_the_counters_once(pipe: Pipe, producer: Producer, worker: Consumer) -> None:
+    """Accepted = waiting + delayed + running + ended, whatever happened in between."""
+    await producer.submit_many([submission() for _ in range(8)])
+    leases = (await worker.claim(5)).leases
+    await worker.finish(leases[0], Ending(succeeded=True, data=b"{}"))
+    await worker.finish(leases[1], Ending(succeeded=False, data=ERROR))
+    await worker.release(leases[2], Return("error", delay_s=100.0, error=ERROR))
+    await producer.cancel(leases[3].job_id)
+    seen = await look(pipe, POOL)
+    ended = sum(
+        seen.counters.get(f"{status}:0", 0) for status in ("succeeded", "failed", "cancelled", "expired")
+    )
+    assert seen.counters["enqueued:0"] == sum(seen.waiting) + seen.delayed + seen.running + ended == 8
+
+
+async def test_only_ready_workers_have_slots_to_give(pipe: Pipe) -> None:
+    for name, state in (("w1", "ready"), ("w2", "draining"), ("w3", "ready")):
+        record = WorkerRecord.load(
+            RECORD.dump().replace(b'"w1"', f'"{name}"'.encode()).replace(b"ready", state.encode())
+        )
+        await pipe.run(scripts.renew(POOL, Beat(name, record.dump(), (), 10.0)))
+    seen = await look(pipe, POOL)
+    assert sorted(worker.worker_id for worker in seen.workers) == ["w1", "w2", "w3"]
+    assert seen.slots == 16
+
+
+async def test_worker_whose_record_ran_out_is_not_shown(pipe: Pipe, backdoor: Backdoor) -> None:
+    await pipe.run(scripts.renew(POOL, Beat("w1", RECORD.dump(), (), 10.0)))
+    backdoor.ask("DEL", KEYS.worker("w1"))
+    assert (await look(pipe, POOL)).workers == []

@@ -1,0 +1,54 @@
+"""Cutting bytes into lines, whatever the chunks; ids that stay the same."""
+
+from collections.abc import AsyncIterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.job import pool_of
+from workers.batch.lines import MAX_LINE_BYTES, Line, line_job_id, split_lines
+
+PIECES = st.lists(st.sampled_from([b"a", b"\n", b" ", b"\r\n", b"long", b""]), max_size=30)
+
+
+async def chunks(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+async def lines(pieces: list[bytes]) -> list[Line]:
+    return [line async for line in split_lines(chunks(pieces))]
+
+
+@given(PIECES)
+async def test_lines_are_those_of_the_whole_wherever_it_is_cut(pieces: list[bytes]) -> None:
+    whole = b"".join(pieces)
+    wanted = [(n, text) for n, text in enumerate(whole.split(b"\n"), 1) if text.strip()]
+    found = await lines(pieces)
+    assert [(line.number, line.data) for line in found] == wanted
+    assert [whole[line.start : line.end] for line in found] == [text for _, text in wanted]
+
+
+async def test_a_line_beyond_the_limit_is_measured_and_not_kept() -> None:
+    size = MAX_LINE_BYTES + 1
+    found = await lines([b"a\n", b"x" * size, b"y\nb", b"\n", b"z" * MAX_LINE_BYTES, b"\n"])
+    assert [(line.number, line.start, line.end) for line in found] == [
+        (1, 0, 1),
+        (2, 2, 2 + size + 1),
+        (3, size + 4, size + 5),
+        (4, size + 6, size + 6 + MAX_LINE_BYTES),
+    ]
+    assert [line.data is None for line in found] == [False, True, False, False]
+
+
+async def test_a_slice_is_read_as_part_of_the_file() -> None:
+    found = [line async for line in split_lines(chunks([b"c\nd"]), start=4, number=3)]
+    assert [(line.number, line.start, line.data) for line in found] == [(3, 4, b"c"), (4, 6, b"d")]
+
+
+def test_a_line_has_the_same_job_whenever_it_is_asked_again() -> None:
+    first = line_job_id("batch_a", 1, pool="small")
+    assert first == line_job_id("batch_a", 1, pool="small")
+    assert pool_of(first) == "small"
+    ids = {line_job_id(batch, n, pool="small") for batch in ("batch_a", "batch_b") for n in range(1000)}
+    assert len(ids) == 2000

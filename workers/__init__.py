@@ -1,0 +1,1 @@
+"""Engines and the processes that pull work for them."""

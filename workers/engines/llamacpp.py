@@ -1,0 +1,138 @@
+"""llama.cpp inside the worker process, by default with SmolLM2-135M-Instruct: real text from any CPU.
+
+The server of the `xllamacpp` wheel runs in threads of its own and is spoken to over loopback HTTP like any other.
+Invariant: the KV cache holds `slots` requests of full length. llama.cpp fails *every* running request when a unified
+cache runs over (measured: eight answers of status 500), so it must not be able to.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from workers.engine import Delta, EngineCall, EngineLimits, EngineLoad, EngineUnavailable, Final
+from workers.engines import smollm2
+from workers.engines.exchange import HttpOptions
+from workers.engines.openai_http import OpenAIEngine
+
+SLOTS = 8
+CONTEXT_TOKENS = 4096
+# Tokens in one step. A prompt is computed in such pieces; between two of them the others get their next token, and a
+# client that left is noticed (0.6 s a piece on two cores; llama.cpp's default of 2,048 takes 5 s). It also bounds one
+# input of /v1/embeddings.
+STEP_TOKENS = 256
+PREFIX_CACHE_MIB = 256
+SILENT = -1  # llama.cpp's logs quote prompts from verbosity 4 on
+
+
+class LlamaCppEngine:
+    """`gguf` None: the embedded model. `context_tokens` bounds one request. `threads` None: half of the cores.
+
+    Half, because the threads wait for each other by spinning: with anything else busy on the same two cores, two threads
+    made 6 to 67 tokens/s for 8 clients and one thread 60 to 97 (178 against 96 on an idle machine).
+
+    Memory: 23 KB a context token of every slot for SmolLM2-135M (0.75 GB by default) on top of the weights.
+    """
+
+    def __init__(
+        self,
+        gguf: Path | None = None,
+        *,
+        slots: int = SLOTS,
+        context_tokens: int = CONTEXT_TOKENS,
+        threads: int | None = None,
+    ) -> None:
+        self._gguf = gguf
+        self._slots = slots
+        self._context_tokens = context_tokens
+        self._threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
+        self._server: Any = None
+        self._client: OpenAIEngine | None = None
+        self.name = "llamacpp"
+        self.pid: int | None = os.getpid()
+
+    async def start(self) -> None:
+        """Loads the model (0.6 s for the embedded one); the wheel holds the GIL for all of it, threads or not."""
+        await self.close()
+        key = secrets.token_urlsafe(24)
+        server = await asyncio.to_thread(self._load, key)
+        self._server = server
+        self._client = OpenAIEngine(
+            server.listening_address, dialect="llamacpp", slots=self._slots, options=HttpOptions(api_key=key)
+        )
+        await self._client.start()
+
+    def generate(self, call: EngineCall) -> AsyncGenerator[Delta | Final, None]:
+        return self._started().generate(call)
+
+    async def abort(self, job_id: str) -> None:
+        if self._client is not None:
+            await self._client.abort(job_id)
+
+    async def load(self) -> EngineLoad:
+        return await self._started().load()
+
+    async def health(self) -> bool:
+        return self._client is not None and await self._client.health()
+
+    async def limits(self) -> EngineLimits:
+        return await self._started().limits()
+
+    async def close(self) -> None:
+        """The connections first: the server waits for its requests, with the GIL held."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._unload)
+
+    def _started(self) -> OpenAIEngine:
+        if self._client is None:
+            raise EngineUnavailable("llama.cpp is not started")
+        return self._client
+
+    def _load(self, key: str) -> Any:
+        try:
+            import xllamacpp  # noqa: PLC0415 - 100 MB of code that only this engine's worker needs
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"llama.cpp is not installed ({error}): `pip install xllamacpp`"
+            ) from error
+        path = self._gguf or smollm2.weights()
+        if not path.is_file():
+            raise EngineUnavailable(f"there is no model file {path}")
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.model_alias = {smollm2.MODEL if self._gguf is None else path.stem}
+        if self._gguf is None:
+            params.chat_template = smollm2.CHAT_TEMPLATE
+        self._size(params)
+        params.api_keys = [key]
+        params.verbosity = SILENT
+        params.ui = False
+        params.endpoint_metrics = params.endpoint_slots = True
+        params.embedding = True  # serves chats all the same, as fast
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+        try:
+            return xllamacpp.Server(params)  # a free port, on 127.0.0.1
+        except RuntimeError as error:
+            raise EngineUnavailable(f"llama.cpp cannot load {path}: {error}") from error
+
+    def _size(self, params: Any) -> None:
+        params.n_parallel = self._slots
+        params.kv_unified = True
+        params.kv_unified_per_slot = self._context_tokens
+        params.n_ctx = self._slots * self._context_tokens
+        # In embedding mode llama.cpp aborts the process if a step does not divide into the slots.
+        params.n_batch = params.n_ubatch = self._slots * max(1, STEP_TOKENS // self._slots)
+        params.cache_ram_mib = PREFIX_CACHE_MIB
+        # A connection occupies a thread until it is closed, also between requests.
+        params.n_threads_http = 2 * self._slots + 8
+        for cpu in (params.cpuparams, params.cpuparams_batch):
+            cpu.n_threads = self._threads
+            cpu.poll = 0  # where the wheel is built without OpenMP: no spinning between steps
+
+    def _unload(self) -> None:
+        self._server = None

@@ -1,0 +1,214 @@
+"""One lease, from engine call to end: run, stream, finish, or say why not. Every write is fenced by the lease's token.
+
+What an engine's failure means for the job is decided here and nowhere else.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import orjson
+
+from broker.consumer import Consumer
+from broker.errors import EngineError, QueueFull, RedisAway, StaleToken
+from broker.job import Lease
+from broker.scripts import Ending, Return
+from workers.appender import Appender
+from workers.assemble import Assembler
+from workers.engine import Engine, EngineBusy, EngineCall, EngineRejected, EngineUnavailable, Final
+
+log = logging.getLogger("headway.execute")
+T = TypeVar("T")
+WRITE_RETRY_S = 0.1
+
+
+class Outcome(StrEnum):
+    """What became of one lease, as the worker sees it."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    RETRY = "retry"
+    BUSY = "busy"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+    HANDED_BACK = "handed back"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Full jitter over the upper half, so that retries of one incident spread. Seconds."""
+
+    base_s: float = 0.5
+    cap_s: float = 30.0
+
+    def delay_s(self, attempt: int) -> float:
+        """`attempt`: 1 for the first."""
+        return float(min(self.cap_s, self.base_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
+
+
+def error_document(
+    message: str, *, code: str, kind: str = "server_error", status: int | None = None
+) -> bytes:
+    """OpenAI's error object as jobs store it; `status`: the engine's HTTP status, if it gave one."""
+    document: dict[str, Any] = {"message": message, "type": kind, "code": code, "param": None}
+    return orjson.dumps(document if status is None else document | {"status": status})
+
+
+def rejection(error: EngineRejected) -> bytes:
+    """The engine's own words about a bad request, in OpenAI's shape whatever shape they had."""
+    try:
+        body = orjson.loads(error.body)
+    except orjson.JSONDecodeError:
+        body = None
+    said = body.get("error", body) if isinstance(body, dict) else None
+    if not isinstance(said, dict):
+        said = {"message": said if isinstance(said, str) else error.body[:500].decode(errors="replace")}
+    document = {
+        "message": str(said.get("message") or f"the engine refused the request with status {error.status}"),
+        "type": str(said.get("type") or "invalid_request_error"),
+        "code": said.get("code") if isinstance(said.get("code"), str) else "engine_rejected",
+        "param": said.get("param"),
+        "status": error.status,
+    }
+    return orjson.dumps(document)
+
+
+@dataclass(slots=True)
+class Run:
+    """One attempt. `draining` is asked when the task is cancelled: hand the job back, or has it been taken away?"""
+
+    lease: Lease
+    engine: Engine
+    consumer: Consumer
+    appender: Appender
+    trusted_until: Callable[[str], float]
+    backoff: Backoff
+    draining: Callable[[], bool]
+
+    async def execute(self) -> Outcome:
+        """Never raises but for a cancellation that is not a drain's."""
+        try:
+            return await self._attempt()
+        except asyncio.CancelledError:
+            if not self.draining():
+                raise
+            stopped = error_document("the worker was stopped while it ran this job", code="worker_stopped")
+            return await self._give_back(Return("drain", error=stopped), Outcome.HANDED_BACK)
+        except (StaleToken, EngineError) as error:
+            return await self._judge(error)
+        except Exception as error:  # the outermost guard of one job: it must not take the others along
+            log.exception("job %s failed inside the worker", self.lease.job_id)
+            return await self._failed(error, Outcome.RETRY)
+
+    async def _judge(self, error: StaleToken | EngineError) -> Outcome:
+        """What a failure means for the job: whose fault it is decides whether it is counted and tried again."""
+        match error:
+            case StaleToken():
+                return Outcome.LOST
+            case EngineRejected():
+                return await self._end(Ending(succeeded=False, data=rejection(error)))
+            case EngineBusy():
+                delay_s = max(error.retry_after_s, self.backoff.delay_s(1))
+                busy = error_document(str(error), code="engine_busy")
+                return await self._give_back(Return("busy", delay_s, busy), Outcome.BUSY)
+            case EngineUnavailable():
+                return await self._failed(error, Outcome.UNREACHABLE)
+            case _:
+                return await self._failed(error, Outcome.RETRY)
+
+    async def _attempt(self) -> Outcome:
+        lease = self.lease
+        call = EngineCall(lease.job_id, lease.endpoint, orjson.loads(lease.body), lease.stream)
+        if not lease.stream:
+            return await self._whole(call)
+        return await self._stream(call)
+
+    async def _whole(self, call: EngineCall) -> Outcome:
+        final = Final(b"", None, None)
+        async with aclosing(self.engine.generate(call)) as items:
+            async for item in items:
+                if isinstance(item, Final):
+                    final = item
+        return await self._end(_success(final, final.body))
+
+    async def _stream(self, call: EngineCall) -> Outcome:
+        """A job that is polled has its chunks put together as its result; a connection has had them already."""
+        assembler = None if self.lease.attached else Assembler()
+        self.appender.open(self.lease)
+        try:
+            final = await self._relay(call, assembler)
+            await self.appender.flush(self.lease.job_id)
+        finally:
+            self.appender.close(self.lease.job_id)
+        return await self._end(_success(final, assembler.whole(final.usage) if assembler else b""))
+
+    async def _relay(self, call: EngineCall, assembler: Assembler | None) -> Final:
+        """Every chunk to the appender, as it comes."""
+        final = Final(b"", None, None)
+        async with aclosing(self.engine.generate(call)) as items:
+            async for item in items:
+                if isinstance(item, Final):
+                    final = item
+                    continue
+                self.appender.add(self.lease.job_id, item.data, count=item.count)
+                if assembler is not None:
+                    assembler.feed(item.data)
+        return final
+
+    async def _end(self, ending: Ending) -> Outcome:
+        try:
+            await self._insist(lambda: self.consumer.finish(self.lease, ending))
+        except StaleToken:
+            return Outcome.LOST
+        return Outcome.SUCCEEDED if ending.succeeded else Outcome.FAILED
+
+    async def _failed(self, error: Exception, outcome: Outcome) -> Outcome:
+        document = error_document(str(error) or type(error).__name__, code=_code(error))
+        given = Return("error", self.backoff.delay_s(self.lease.attempt), document)
+        return await self._give_back(given, outcome)
+
+    async def _give_back(self, given: Return, outcome: Outcome) -> Outcome:
+        try:
+            again = await self._insist(lambda: self.consumer.release(self.lease, given))
+        except StaleToken:
+            return Outcome.LOST
+        return outcome if again else Outcome.FAILED
+
+    async def _insist(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a write while Redis is away, for as long as the lease can be trusted. Raises StaleToken."""
+        while True:
+            try:
+                return await write()
+            except (RedisAway, QueueFull):
+                if time.monotonic() > self.trusted_until(self.lease.job_id):
+                    raise StaleToken(
+                        f"the lease on {self.lease.job_id} ran out while Redis was away"
+                    ) from None
+                await asyncio.sleep(WRITE_RETRY_S)
+
+
+def _success(final: Final, data: bytes) -> Ending:
+    usage = final.usage
+    if usage is None:
+        return Ending(succeeded=True, data=data)
+    return Ending(
+        succeeded=True,
+        data=data,
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def _code(error: Exception) -> str:
+    """engine_unavailable, engine_timeout, engine_broken; worker_error for a fault of our own."""
+    name = type(error).__name__
+    return (
+        "engine_" + name.removeprefix("Engine").lower() if isinstance(error, EngineError) else "worker_error"
+    )
