@@ -7,6 +7,7 @@ An embedded llama.cpp of its own process answers the same requests directly and 
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -29,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 HEADWAY = Path(sys.executable).with_name("headway")
 SEED = 1
 SLOTS = 8
+_numbers = itertools.count(100_000)
 PROMPTS = ("Name three rivers.", "What is a queue?", "Say hello.", "Why is the sky blue?", "Count to five.")
 
 
@@ -122,14 +124,20 @@ class Round:
 
 async def play(target: Target, *, clients: int, requests: int, max_tokens: int) -> Round:
     rng = random.Random(SEED)
-    prompts = iter([f"{rng.choice(PROMPTS)} ({number})" for number in range(requests)])
+    # a word of its own in front, so that nobody finds the prompt in the engine's prefix cache
+    prompts = iter([f"{next(_numbers)}: {rng.choice(PROMPTS)}" for _ in range(requests)])
     answers: list[Answer] = []
 
     async def client(session: aiohttp.ClientSession) -> None:
-        for prompt in prompts:
-            answers.append(await chat(session, target, prompt, max_tokens=max_tokens))
+        while prompt := next(prompts, ""):
+            answer = await chat(session, target, prompt, max_tokens=max_tokens)
+            answers.append(answer)
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+    # a connection per request on both sides: llama.cpp closes its own after a stream, and says keep-alive
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=300)
+    ) as session:
         begun = time.perf_counter()
         await asyncio.gather(*(client(session) for _ in range(clients)))
         took = time.perf_counter() - begun
@@ -157,7 +165,7 @@ def compare(
 def overhead(engine: Target, headway: Target, *, quick: bool) -> list[Figure]:
     figures: list[Figure] = []
     for clients in (1, 8):
-        rounds, requests = (2, 20) if quick else (5, 60 if clients == 1 else 160)
+        rounds, requests = (1, 10 if clients == 1 else 24) if quick else (5, 60 if clients == 1 else 160)
         sides = compare((engine, headway), clients=clients, rounds=rounds, requests=requests)
         setting = (
             f"streaming, {clients} client(s), {rounds} rounds of {requests} requests, llama.cpp, seed {SEED}"

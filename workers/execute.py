@@ -21,7 +21,15 @@ from broker.job import Lease
 from broker.scripts import Ending, Return
 from workers.appender import Appender
 from workers.assemble import Assembler
-from workers.engine import Engine, EngineBusy, EngineCall, EngineRejected, EngineUnavailable, Final
+from workers.engine import (
+    Engine,
+    EngineAborted,
+    EngineBusy,
+    EngineCall,
+    EngineRejected,
+    EngineUnavailable,
+    Final,
+)
 
 log = logging.getLogger("headway.execute")
 T = TypeVar("T")
@@ -98,8 +106,7 @@ class Run:
         except asyncio.CancelledError:
             if not self.draining():
                 raise
-            stopped = error_document("the worker was stopped while it ran this job", code="worker_stopped")
-            return await self._give_back(Return("drain", error=stopped), Outcome.HANDED_BACK)
+            return await self._give_back(Return("drain", error=_stopped()), Outcome.HANDED_BACK)
         except (StaleToken, EngineError) as error:
             return await self._judge(error)
         except Exception as error:  # the outermost guard of one job: it must not take the others along
@@ -117,6 +124,8 @@ class Run:
                 delay_s = max(error.retry_after_s, self.backoff.delay_s(1))
                 busy = error_document(str(error), code="engine_busy")
                 return await self._give_back(Return("busy", delay_s, busy), Outcome.BUSY)
+            case EngineAborted():
+                return await self._give_back(Return("drain", error=_stopped()), Outcome.HANDED_BACK)
             case EngineUnavailable():
                 return await self._failed(error, Outcome.UNREACHABLE)
             case _:
@@ -191,6 +200,11 @@ class Run:
                         f"the lease on {self.lease.job_id} ran out while Redis was away"
                     ) from None
                 await asyncio.sleep(WRITE_RETRY_S)
+
+
+def _stopped() -> bytes:
+    """What the caller of an answer that had begun is told when its worker is drained."""
+    return error_document("the worker was stopped while it ran this job", code="worker_stopped")
 
 
 def _success(final: Final, data: bytes) -> Ending:

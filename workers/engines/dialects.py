@@ -14,7 +14,7 @@ from workers.engine import EngineLimits, EngineLoad
 DEFAULT_SLOTS = 16
 MODELS_PATH = "/v1/models"
 
-Path = tuple[str | int, ...]
+Steps = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Facts:
     """A JSON page with facts about the server, and the way through it to each of them (empty: not there)."""
 
     path: str
-    slots: Path = ()
-    context_tokens: Path = ()
+    slots: Steps = ()
+    context_tokens: Steps = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ DIALECTS = {
 }
 
 
-def walk(page: Any, path: Path) -> Any:
+def walk(page: Any, path: Steps) -> Any:
     """The value at the path, None if the page is of another shape."""
     for step in path:
         if isinstance(page, dict):
@@ -108,7 +108,7 @@ def walk(page: Any, path: Path) -> Any:
     return page
 
 
-def _positive(page: Any, path: Path) -> int | None:
+def _positive(page: Any, path: Steps) -> int | None:
     value = walk(page, path) if path else None
     return value if isinstance(value, int) and value > 0 else None
 

@@ -111,7 +111,7 @@ class Exchange:
     def abort(self) -> None:
         """What waits on this exchange raises EngineAborted."""
         self._aborted = True
-        if self._phase is not None:
+        if self._phase is not None and not self._phase.expired():
             self._phase.reschedule(self._loop.time())
         self._close_connection()
 
@@ -133,7 +133,9 @@ class Exchange:
             return await self._session.post(url, data=body, allow_redirects=False)
 
     async def _fault(self, response: aiohttp.ClientResponse) -> EngineError:
-        body = await response.content.read(MAX_FAULT_BYTES)
+        body = b""
+        while len(body) < MAX_FAULT_BYTES and (chunk := await response.content.readany()):
+            body += chunk
         if response.status >= 500 and any(text in body for text in self._blames_itself_for):
             return EngineRejected(400, body)
         return answer_fault(response.status, response.headers, body=body)

@@ -8,30 +8,34 @@ cache runs over (measured: eight answers of status 500), so it must not be able 
 import asyncio
 import os
 import secrets
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+from broker.errors import ConfigError
 from workers.engine import Delta, EngineCall, EngineLimits, EngineLoad, EngineUnavailable, Final
 from workers.engines import smollm2
 from workers.engines.exchange import HttpOptions
 from workers.engines.openai_http import OpenAIEngine
 
 SLOTS = 8
+MAX_SLOTS = 256  # llama.cpp's LLAMA_MAX_SEQ
 CONTEXT_TOKENS = 4096
 # Tokens in one step. A prompt is computed in such pieces; between two of them the others get their next token, and a
-# client that left is noticed (0.6 s a piece on two cores; llama.cpp's default of 2,048 takes 5 s). It also bounds one
-# input of /v1/embeddings.
-STEP_TOKENS = 256
+# client that left is noticed (measured on one thread, in the middle of a prompt: slot free after 0.7 to 1.3 s, with
+# 256 tokens a step 1.7 to 2.5 s, at the same speed). It also bounds one input of /v1/embeddings.
+STEP_TOKENS = 128
 PREFIX_CACHE_MIB = 256
-SILENT = -1  # llama.cpp's logs quote prompts from verbosity 4 on
+SILENT = -1  # no line at all: what llama.cpp logs is not ours to vouch for, and prompts are never logged
 
 
 class LlamaCppEngine:
     """`gguf` None: the embedded model. `context_tokens` bounds one request. `threads` None: half of the cores.
 
-    Half, because the threads wait for each other by spinning: with anything else busy on the same two cores, two threads
-    made 6 to 67 tokens/s for 8 clients and one thread 60 to 97 (178 against 96 on an idle machine).
+    Half, because the threads wait for each other by spinning. Measured on two cores, 8 clients: one thread 140 tokens/s
+    and two 250 on a quiet machine, but 60 to 97 against 6 to 67 beside other busy processes; two engines side by side
+    made 236 with one thread each and 204 with two.
 
     Memory: 23 KB a context token of every slot for SmolLM2-135M (0.75 GB by default) on top of the weights.
     """
@@ -44,11 +48,14 @@ class LlamaCppEngine:
         context_tokens: int = CONTEXT_TOKENS,
         threads: int | None = None,
     ) -> None:
+        if not 1 <= slots <= MAX_SLOTS:
+            raise ConfigError(f"slots={slots}: the embedded engine has 1 to {MAX_SLOTS}")
         self._gguf = gguf
         self._slots = slots
         self._context_tokens = context_tokens
-        self._threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
+        self._threads = threads or max(1, _cores() // 2)
         self._server: Any = None
+        self._key = ""
         self._client: OpenAIEngine | None = None
         self.name = "llamacpp"
         self.pid: int | None = os.getpid()
@@ -56,7 +63,7 @@ class LlamaCppEngine:
     async def start(self) -> None:
         """Loads the model (0.6 s for the embedded one); the wheel holds the GIL for all of it, threads or not."""
         await self.close()
-        key = secrets.token_urlsafe(24)
+        key = self._key = secrets.token_urlsafe(24)
         server = await asyncio.to_thread(self._load, key)
         self._server = server
         self._client = OpenAIEngine(
@@ -87,6 +94,12 @@ class LlamaCppEngine:
             await client.close()
         if self._server is not None:
             await asyncio.to_thread(self._unload)
+
+    @property
+    def address(self) -> tuple[str, str]:
+        """URL and key of the server, for whoever wants to talk to it past Headway, such as a benchmark."""
+        self._started()
+        return self._server.listening_address, self._key
 
     def _started(self) -> OpenAIEngine:
         if self._client is None:
@@ -136,3 +149,10 @@ class LlamaCppEngine:
 
     def _unload(self) -> None:
         self._server = None
+
+
+def _cores() -> int:
+    """That this process may run on, where the system tells (a container on Linux may have few of many)."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

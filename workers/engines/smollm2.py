@@ -13,7 +13,7 @@ MODEL = "SmolLM2-135M-Instruct"
 # one llama.cpp finds out how calls are written, shows the tools to the model and parses calls out of its text.
 CHAT_TEMPLATE = """\
 {%- if messages and messages[0]['role'] == 'system' -%}
-{%- set system = messages[0]['content'] -%}
+{%- set system = messages[0]['content'] or '' -%}
 {%- set turns = messages[1:] -%}
 {%- else -%}
 {%- set system = 'You are a helpful AI assistant named SmolLM, trained by Hugging Face' -%}
@@ -31,7 +31,7 @@ CHAT_TEMPLATE = """\
 {{- '<|im_end|>\\n' -}}
 {%- for turn in turns -%}
 {%- if turn['role'] == 'tool' -%}
-{{- '<|im_start|>user\\n<tool_response>\\n' + turn['content'] + '\\n</tool_response><|im_end|>\\n' -}}
+{{- '<|im_start|>user\\n<tool_response>\\n' + (turn['content'] or '') + '\\n</tool_response><|im_end|>\\n' -}}
 {%- else -%}
 {{- '<|im_start|>' + turn['role'] + '\\n' -}}
 {%- if turn['content'] -%}

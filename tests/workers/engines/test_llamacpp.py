@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from broker.errors import ConfigError
 from tests.conditions import wait_until
 from tests.workers.engines.calls import chat, collect, completion, embedding, text_of, whole
 from workers.engine import EngineAborted, EngineCall, EngineRejected, EngineUnavailable
@@ -126,6 +127,36 @@ async def test_tools_are_shown_to_the_model(llamacpp: LlamaCppEngine) -> None:
     assert tools.usage.prompt_tokens > plain.usage.prompt_tokens + 50
 
 
+def called(city: str) -> dict[str, Any]:
+    function = {"name": "get_weather", "arguments": orjson.dumps({"city": city}).decode()}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": city, "type": "function", "function": function}],
+    }
+
+
+async def test_a_call_of_a_tool_is_parsed_out_of_the_text(llamacpp: LlamaCppEngine) -> None:
+    """So small a model calls a tool after it has seen how it is done; with temperature 0 it does so every time."""
+    messages = []
+    for city in ("Rome", "Paris"):
+        messages += [{"role": "user", "content": f"Weather in {city}?"}, called(city)]
+    messages.append({"role": "user", "content": "Weather in Oslo?"})
+    fields: dict[str, Any] = {"messages": messages, "tools": [TOOL], "temperature": 0, "max_tokens": 60}
+    answer = await whole(llamacpp, chat(stream=False, **fields))
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {
+        "name": "get_weather",
+        "arguments": '{"city": "Oslo"}',
+    }
+    payloads, final = await collect(llamacpp, chat(**fields))
+    assert final.finish_reason == "tool_calls"
+    deltas = [choice["delta"] for payload in payloads for choice in payload["choices"]]
+    pieces = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
+    assert "".join(piece.get("arguments", "") for piece in pieces) == '{"city": "Oslo"}'
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -218,6 +249,12 @@ async def test_a_missing_or_wrong_model_file_is_named(tmp_path: Path, content: b
         path.write_bytes(content)
     with pytest.raises(EngineUnavailable, match=r"wrong\.gguf"):
         await LlamaCppEngine(path).start()
+
+
+@pytest.mark.parametrize("slots", [0, 257])
+async def test_more_slots_than_llamacpp_has_are_refused(slots: int) -> None:
+    with pytest.raises(ConfigError, match="256"):
+        LlamaCppEngine(slots=slots)
 
 
 async def test_missing_weights_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

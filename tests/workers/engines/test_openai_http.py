@@ -2,23 +2,20 @@
 
 import asyncio
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 from aiohttp import web
 
-from broker.errors import ConfigError
 from tests.conditions import wait_until
 from tests.workers.engines.calls import chat, collect, embedding, text_of, whole
 from tests.workers.engines.conftest import Serve
+from tests.workers.engines.script import Script
 from tests.workers.engines.test_sse import chunk, usage_chunk, wire
 from workers.engine import (
     Delta,
     EngineAborted,
     EngineBroken,
     EngineBusy,
-    EngineLimits,
-    EngineLoad,
     EngineRejected,
     EngineTimeout,
     EngineUnavailable,
@@ -31,42 +28,6 @@ ANSWER = {
     "choices": [{"index": 0, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 5, "completion_tokens": 3},
 }
-
-
-class Script:
-    """`answer` is a handler. It remembers what it was asked. `hang`: until the client leaves; `cut`: hangs up on it."""
-
-    def __init__(self, *parts: bytes, status: int = 200, hang: bool = False, cut: bool = False) -> None:
-        self.parts = parts
-        self.status = status
-        self.hang = hang
-        self.cut = cut
-        self.headers: dict[str, str] = {}
-        self.bodies: list[dict[str, Any]] = []
-        self.sent = asyncio.Event()
-        self.left = asyncio.Event()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(await request.json())
-        if self.hang and not self.parts:
-            await self._wait_for_the_client_to_leave(request)
-        response = web.StreamResponse(status=self.status, headers=self.headers)
-        await response.prepare(request)
-        for part in self.parts:
-            await response.write(part)
-        self.sent.set()
-        if self.hang:
-            await self._wait_for_the_client_to_leave(request)
-        if self.cut and request.transport is not None:
-            request.transport.close()
-        return response
-
-    async def _wait_for_the_client_to_leave(self, request: web.Request) -> None:
-        self.sent.set()
-        try:
-            await wait_until(lambda: request.transport is None or request.transport.is_closing())
-        finally:  # the server cancels its handler as the connection ends
-            self.left.set()
 
 
 async def test_a_stream_passes_and_its_tokens_are_counted(serve: Serve) -> None:
@@ -140,8 +101,9 @@ async def test_an_engine_without_room_is_busy(
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422, 501])
 async def test_a_bad_request_is_the_callers_fault(serve: Serve, status: int) -> None:
+    script = Script(b'{"error":', b'"words of the prompt"}', status=status)
     with pytest.raises(EngineRejected) as caught:
-        await collect(await serve(Script(b'{"error":"words of the prompt"}', status=status).answer), chat())
+        await collect(await serve(script.answer), chat())
     assert (caught.value.status, caught.value.body) == (status, b'{"error":"words of the prompt"}')
     assert "prompt" not in str(caught.value)
     assert not caught.value.retryable
@@ -205,16 +167,28 @@ async def test_silence_in_the_middle_is_a_timeout_and_ends_the_request(serve: Se
 
 
 async def test_a_slow_reader_is_no_silent_engine(serve: Serve) -> None:
-    engine = await serve(
-        Script(wire(chunk("a")), wire(chunk("b", finish="stop"))).answer,
-        options=HttpOptions(between_bytes_s=0.02),
-    )
+    read = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for text in ("a", "b"):
+            await response.write(wire(chunk(text)))
+            await read.wait()
+            read.clear()
+        await response.write(wire(chunk("c", finish="stop")))
+        return response
+
+    engine = await serve(handler, options=HttpOptions(between_bytes_s=0.02))
     async with aclosing(engine.generate(chat())) as items:
-        await anext(items)
+        for text in ("a", "b"):
+            assert await anext(items) == Delta(chunk(text), 1)
+            read.set()
         exchange = engine._exchanges["job"]
-        rearmed = exchange._watchdog
-        await wait_until(lambda: exchange._watchdog is not rearmed or rearmed is None)
-        assert [item async for item in items]
+        timer = exchange._watchdog
+        assert timer is not None
+        await wait_until(lambda: exchange._watchdog is not timer, what="the limit to pass unnoticed")
+        assert await anext(items) == Delta(chunk("c", finish="stop"), 1)
 
 
 @pytest.mark.parametrize("parts", [(), (wire(chunk("a")),)])
@@ -230,6 +204,7 @@ async def test_calling_off_ends_the_request_in_the_engine(
     if how == "cancel":
         task.cancel()
     elif how == "abort":
+        await engine.abort("job")
         await engine.abort("job")
     else:
         await engine.close()
@@ -259,48 +234,6 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced(serve: Serve
         await collect(engine, chat(stream=False))
     assert len(seen) == 3
     assert seen[0] == seen[1] != seen[2]
-
-
-async def test_nobody_there_is_unavailable() -> None:
-    engine = OpenAIEngine("http://127.0.0.1:1", dialect="vllm")
-    with pytest.raises(EngineUnavailable, match="not started"):
-        await _drain(engine, stream=True)
-    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1"):
-        await engine.start()
-    with pytest.raises(EngineUnavailable):
-        await _drain(engine, stream=True)
-    with pytest.raises(EngineUnavailable):
-        await engine.load()
-    assert not await engine.health()
-    await engine.close()
-    await engine.close()
-
-
-def test_an_unknown_dialect_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="vllm"):
-        OpenAIEngine("http://127.0.0.1:1", dialect="vlm")
-
-
-async def test_load_health_and_limits_are_read_from_the_server(serve: Serve) -> None:
-    metrics = (
-        'vllm:num_requests_running{e="0"} 3\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc 0.5\n'
-    )
-    models = {"data": [{"id": "m", "max_model_len": 4096}]}
-    engine = await serve(
-        Script(), dialect="vllm", pages={"/metrics": metrics, "/v1/models": models, "/health": ""}
-    )
-    assert await engine.load() == EngineLoad(3, 1, 0.5)
-    assert await engine.limits() == EngineLimits(16, 4096, "m")
-    assert await engine.health()
-
-
-async def test_slots_of_the_user_come_first(serve: Serve) -> None:
-    engine = await serve(Script().answer, dialect="llamacpp", slots=3, pages={"/props": {"total_slots": 8}})
-    assert await engine.limits() == EngineLimits(3, None, "real-name")
-
-
-async def test_metrics_switched_off_are_unknown_load(serve: Serve) -> None:
-    assert await (await serve(Script().answer, dialect="vllm")).load() == EngineLoad(None, None, None)
 
 
 async def _drain(engine: OpenAIEngine, *, stream: bool) -> None:
