@@ -5,9 +5,10 @@ from typing import Any
 
 import orjson
 
+from api import errors
 from broker.config import EMBEDDED_MODEL, ModelConfig
 from broker.fleet import PoolView, WorkerRecord
-from broker.job import JobView, ServiceClass
+from broker.job import JobView, ServiceClass, Status
 
 EMBEDDED_NOTE = f"embedded {EMBEDDED_MODEL} until you name a real engine in headway.yaml"
 Document = dict[str, Any]
@@ -78,12 +79,25 @@ def job_document(job: JobView, *, extra: Mapping[str, Any] | None = None) -> Doc
         "usage": job.usage or None,
         "worker": job.worker or None,
         "result": parsed(job.result),
-        "error": parsed(job.error) if job.status.terminal else None,
+        "error": error_document(job),
         "attempts": {"count": job.attempts, "errors": job.errors, "deaths": job.deaths},
         "timings": timings(job),
         "redriven_as": job.redriven_as,
         **(extra or {}),
     }
+
+
+def error_document(job: JobView) -> Any:
+    """Why there is no result; null for a job that has one, or has not ended."""
+    match job.status:
+        case Status.EXPIRED:
+            return errors.deadline_passed(round(job.deadline - job.created, 3)).document()
+        case Status.CANCELLED:
+            return errors.cancelled(job.job_id).document()
+        case Status.FAILED:
+            return parsed(job.error)
+        case _:
+            return None
 
 
 def by_class(counts: Sequence[int]) -> dict[str, int]:

@@ -58,8 +58,11 @@ class ApiError(BrokerError):
         self.headers["retry-after"] = str(max(1, math.ceil(seconds)))
         return self
 
+    def document(self) -> dict[str, Any]:
+        return {"message": str(self), "type": self.kind, "code": self.code, "param": self.param}
+
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": str(self), "type": self.kind, "code": self.code, "param": self.param}}
+        return {"error": self.document()}
 
     def response(self) -> Json:
         return Json(self.body(), status_code=self.status, headers=self.headers)
@@ -76,6 +79,10 @@ def invalid(message: str, *, param: str | None = None, code: str | None = "inval
 
 def deadline_passed(deadline_s: float) -> ApiError:
     return ApiError(504, f"no answer within the deadline of {deadline_s:g} s", code="deadline_exceeded")
+
+
+def cancelled(job_id: str) -> ApiError:
+    return ApiError(410, f"{job_id} was cancelled", code="job_cancelled")
 
 
 def no_worker(pool: str) -> ApiError:
@@ -103,7 +110,7 @@ def translate(error: BrokerError) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidJob):
-        return invalid(str(error), param=error.param)
+        return invalid(str(error), param=error.param, code=error.code)
     found = next(((status, code) for kind, status, code in STATUSES if isinstance(error, kind)), None)
     status, code = found or (500, "internal_error")
     translated = ApiError(status, str(error), code=code)
@@ -121,7 +128,7 @@ def ending(message: Message, deadline_s: float) -> ApiError | None:
         case Status.EXPIRED:
             return deadline_passed(deadline_s)
         case Status.CANCELLED:
-            return ApiError(410, f"{message.job_id} was cancelled", code="job_cancelled")
+            return cancelled(message.job_id)
         case _:
             return _engine_error(message.data)
 
@@ -171,7 +178,7 @@ async def on_invalid_request(_: Request, error: Exception) -> Json:
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
     param = str(first["loc"][-1]) if first.get("loc") else None
-    return ApiError(422, f"{param}: {first['msg']}", code="invalid_value", param=param).response()
+    return invalid(f"{param}: {first['msg']}", param=param).response()
 
 
 async def on_fault(_: Request, __: Exception) -> Json:

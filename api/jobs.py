@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import orjson
 from starlette.types import Receive
 
-from api import body, documents
+from api import body, documents, idempotency
 from api.errors import invalid
 from api.services import Services
 from api.sse import attended
@@ -22,20 +22,23 @@ from api.submit import (
     Asked,
     Wishes,
     find_room,
-    model_name,
     parse_class,
     parse_deadline,
     parse_priority,
     parse_tier,
 )
+from broker import request_checks
+from broker.errors import RedisAway, UnknownJob
 from broker.job import Accepted, JobView, ServiceClass, Status, Submission, new_job_id
-from broker.scripts import DAY_S
+from broker.policy import DAY_S
 from broker.stream import Mailbox
+from predictor.prefix import prefix_chain
 
 FEED_TASK = "headway.feed"
 HOLD_S = 60.0
 DEFAULT_CLASS = ServiceClass.P2
 JOB_FIELDS = frozenset({*OWN_FIELDS, "class", "deadline_s", "callback_url", "metadata"})
+NOT_DEADLINES = ("deadline", "deadline_ms", "deadline_at", "timeout", "timeout_s", "ttl")
 # OpenAI's limits on metadata
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 
@@ -51,9 +54,10 @@ class JobAsked:
 async def understand(services: Services, raw: bytes, *, wishes: Wishes) -> JobAsked:
     """Raises ApiError, UnknownPool."""
     document = body.parse(raw)
-    model = model_name(document)
+    _check_names(document)
+    model = request_checks.model_name(document)
     endpoint = _endpoint(document)
-    body.check(document, endpoint)
+    request_checks.check(document, endpoint)
     _check_callback(document.get("callback_url"))
     service_class = _class(document, wishes)
     engine_document = {name: value for name, value in document.items() if name not in JOB_FIELDS}
@@ -67,20 +71,30 @@ async def understand(services: Services, raw: bytes, *, wishes: Wishes) -> JobAs
         service_class=service_class,
         priority=parse_priority(document.get("priority")),
         deadline_s=deadline_s or wishes.deadline_s or DAY_S,
-        stream=_streams(document, endpoint=endpoint, service_class=service_class),
+        stream=_streams(document, endpoint=endpoint),
         document=engine_document,
         body=orjson.dumps(engine_document),
     )
     return JobAsked(asked, _metadata(document.get("metadata")))
 
 
+def _check_names(document: dict[str, Any]) -> None:
+    """A deadline that is misspelled must not be a job without one."""
+    for name in NOT_DEADLINES:
+        if document.get(name) is not None:
+            message = f"{name} is no field of a job; use deadline_s, in seconds from now"
+            raise invalid(message, param=name, code="unknown_parameter")
+
+
 def _endpoint(document: dict[str, Any]) -> str:
-    given = [endpoint for endpoint, subject in body.SUBJECTS.items() if document.get(subject) is not None]
+    given = [
+        endpoint for endpoint, subject in request_checks.SUBJECTS.items() if document.get(subject) is not None
+    ]
     if len(given) == 1:
         return given[0]
-    names = ", ".join(body.SUBJECTS.values())
+    names = ", ".join(request_checks.SUBJECTS.values())
     if given:
-        raise invalid(f"only one of {names} can be given", param=body.SUBJECTS[given[1]])
+        raise invalid(f"only one of {names} can be given", param=request_checks.SUBJECTS[given[1]])
     raise invalid(f"one of {names} is required", param="messages", code="missing_required_parameter")
 
 
@@ -94,18 +108,20 @@ def _class(document: dict[str, Any], wishes: Wishes) -> ServiceClass:
     return DEFAULT_CLASS if tier is None else tier
 
 
-def _streams(document: dict[str, Any], *, endpoint: str, service_class: ServiceClass) -> bool:
-    """Whether tokens can be watched as they come; the result is whole either way."""
-    if endpoint == body.EMBEDDINGS:
+def _streams(document: dict[str, Any], *, endpoint: str) -> bool:
+    """Whether tokens can be watched as they come; the result is whole either way. Only `false` turns it off."""
+    if endpoint == request_checks.EMBEDDINGS:
         return False
-    asked = document.get("stream")
-    return service_class <= ServiceClass.P1 if asked is None else bool(asked)
+    return document.get("stream") is not False
 
 
 def _check_callback(url: Any) -> None:
     if url is None:
         return
-    parts = urlsplit(url) if isinstance(url, str) else None
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+    except ValueError:
+        parts = None
     if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
         raise invalid("callback_url must be an http:// or https:// address", param="callback_url")
     raise invalid("callback_url: webhooks are not available yet", param="callback_url", code="unsupported")
@@ -125,12 +141,45 @@ def _metadata(value: Any) -> dict[str, str]:
     return value
 
 
-async def submit(services: Services, job_asked: JobAsked) -> dict[str, Any]:
-    """Queues the job; its document. Raises QueueFull, RedisAway."""
+async def submit(services: Services, job_asked: JobAsked, *, key: str = "") -> dict[str, Any]:
+    """Queues the job; its document. Under an idempotency key that was used before: the job that there is.
+
+    Raises QueueFull, RedisAway; ApiError if the key was used for another request.
+    """
+    asked = job_asked.asked
+    if not key:
+        job_id = new_job_id(asked.pool)
+        try:
+            return await _queue(services, job_asked, job_id=job_id)
+        except RedisAway:
+            services.abandon(
+                job_id
+            )  # it may be queued, and nobody can ask for it again: it must not run for nobody
+            raise
+    claimed = await idempotency.claim(
+        services,
+        asked,
+        key=key,
+        metadata=job_asked.metadata,
+        retain_s=services.settings.result_ttl_s,
+    )
+    if claimed.first:
+        return await _queue(services, job_asked, job_id=claimed.job_id)
+    try:
+        return await describe(services, await services.producer.get(claimed.job_id))
+    except UnknownJob:  # whoever used the key first did not get to queue it
+        document = await _queue(services, job_asked, job_id=claimed.job_id)
+        await idempotency.prolong(services, claimed)
+        return document
+
+
+async def _queue(services: Services, job_asked: JobAsked, *, job_id: str) -> dict[str, Any]:
     asked = job_asked.asked
     room = await find_room(services, asked.pool, attached=False)
-    job = submission(services, job_asked)
-    accepted = await services.producer.submit(job)
+    job = submission(services, job_asked, job_id=job_id)
+    accepted = await services.producer.submit(job, durable=True)
+    if not accepted.created:
+        return await describe(services, await services.producer.get(job_id))
     if job.hold_s:
         services.celery_send(FEED_TASK, job.job_id)
     return _accepted_document(job, accepted, start_s=documents.start_s(room.view, accepted.position)) | {
@@ -139,17 +188,18 @@ async def submit(services: Services, job_asked: JobAsked) -> dict[str, Any]:
     }
 
 
-def submission(services: Services, job_asked: JobAsked) -> Submission:
+def submission(services: Services, job_asked: JobAsked, *, job_id: str) -> Submission:
     asked = job_asked.asked
     kept: dict[str, Any] = {"metadata": job_asked.metadata} if job_asked.metadata else {}
     if asked.model != asked.pool:
         kept["model"] = asked.model
     return Submission(
-        job_id=new_job_id(asked.pool),
+        job_id=job_id,
         service_class=asked.service_class,
         endpoint=asked.endpoint,
         body=asked.body,
         forecast=services.estimator.forecast(asked.pool, asked.document),
+        prefix=prefix_chain(asked.document),
         stream=asked.stream,
         priority=asked.priority,
         deadline_s=asked.deadline_s,

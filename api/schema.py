@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from api import body
+from broker import request_checks
 
 Schema = dict[str, Any]
 
@@ -26,9 +26,9 @@ ERROR: Schema = {
 COMMON: Schema = {
     "model": {"type": "string", "description": "a pool or one of its aliases; see /v1/models"},
     "stream": {"type": "boolean"},
-    "max_tokens": {"type": "integer", "minimum": 1, "maximum": body.MAX_TOKENS},
+    "max_tokens": {"type": "integer", "minimum": 1, "maximum": request_checks.MAX_TOKENS},
     "temperature": {"type": "number"},
-    "n": {"type": "integer", "minimum": 1, "maximum": body.MAX_CHOICES},
+    "n": {"type": "integer", "minimum": 1, "maximum": request_checks.MAX_CHOICES},
     "priority": {"type": "integer", "description": "orders inside the class, lower first"},
     "service_tier": {"enum": ["auto", "default", "priority", "flex"]},
 }
@@ -63,12 +63,23 @@ def answer(description: str, *, media: str = "application/json", schema: Schema 
     return {"description": description, "content": {media: {"schema": schema or {}}}}
 
 
+IDEMPOTENCY: Schema = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    "description": "equal keys with equal requests are one job, whose answer a repeat gets; with another request: 409",
+}
 JOB_BODY: Schema = {
-    "parameters": HEADERS,
+    "parameters": [*HEADERS, IDEMPOTENCY],
     "requestBody": json_body(
         {
             **COMMON,
             **SUBJECTS,
+            "stream": {
+                "type": "boolean",
+                "default": True,
+                "description": "whether /v1/jobs/{id}/events shows chunks as they come; the result is whole either way",
+            },
             "class": {"enum": ["P0", "P1", "P2", "P3"], "default": "P2"},
             "deadline_s": {"type": "number", "exclusiveMinimum": 0, "default": 86_400},
             "metadata": {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": 16},
@@ -79,7 +90,7 @@ JOB_BODY: Schema = {
 
 
 def _inference(endpoint: str, subject: str) -> Schema:
-    streams = endpoint != body.EMBEDDINGS
+    streams = endpoint != request_checks.EMBEDDINGS
     properties = COMMON | {subject: SUBJECTS[subject]}
     ok = answer("The engine's answer")
     if streams:
@@ -88,7 +99,7 @@ def _inference(endpoint: str, subject: str) -> Schema:
         "post": {
             "tags": ["openai"],
             "summary": f"OpenAI's {endpoint.removeprefix('/v1/')}; fields not listed go to the engine as they are",
-            "parameters": HEADERS,
+            "parameters": [*HEADERS, IDEMPOTENCY],
             "requestBody": json_body(properties, ["model", subject]),
             "responses": {"200": ok, "default": answer("An error", schema=ERROR)},
         }
@@ -119,8 +130,14 @@ def install(app: FastAPI) -> None:
     def openapi() -> Schema:
         if app.openapi_schema is None:
             paths = build()["paths"]
-            paths |= {endpoint: _inference(endpoint, subject) for endpoint, subject in body.SUBJECTS.items()}
+            paths |= {
+                endpoint: _inference(endpoint, subject)
+                for endpoint, subject in request_checks.SUBJECTS.items()
+            }
             paths["/v1/jobs/{job_id}/events"] = EVENTS
+            for operation in (each for path in paths.values() for each in path.values()):
+                if operation["responses"].pop("422", None) is not None:  # what FastAPI would answer by itself
+                    operation["responses"]["400"] = answer("Bad input", schema=ERROR)
         return build()
 
     app.openapi = openapi  # type: ignore[method-assign]

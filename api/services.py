@@ -15,16 +15,17 @@ from redis.exceptions import RedisError
 from api.snapshots import FleetCache
 from broker.celery_options import celery_options
 from broker.config import Config
-from broker.connection import Pipe, check_server, connect
+from broker.connection import Pipe, check_servers
 from broker.errors import BrokerError, RedisAway
 from broker.producer import Producer
 from broker.reaper import reap_forever
-from broker.scripts import Limits, Order
 from broker.settings import Settings
 from broker.stream import ReplyHub
 from predictor.estimator import Estimator, SimpleEstimator
 
 log = logging.getLogger("headway.api")
+ABANDON_PATIENCE_S = 120.0
+ABANDON_RETRY_S = 0.5
 FAREWELL_S = 3.0  # for cancellations that are on their way when the process stops
 
 
@@ -53,10 +54,21 @@ class Services:
         task.add_done_callback(self.errands.discard)
 
     async def _cancel(self, job_id: str) -> None:
-        try:
-            await self.producer.cancel(job_id)
-        except BrokerError as error:  # never queued, or Redis is away: then its deadline ends it
-            log.debug("%s was not cancelled: %s", job_id, error)
+        """Until Redis has taken it: also a submission whose answer got lost may have been queued."""
+        give_up = asyncio.get_running_loop().time() + ABANDON_PATIENCE_S
+        while True:
+            try:
+                await self.producer.cancel(job_id)
+            except RedisAway:
+                if asyncio.get_running_loop().time() > give_up:
+                    log.warning("%s was not cancelled: Redis is away; its deadline ends it", job_id)
+                    return
+                await asyncio.sleep(ABANDON_RETRY_S)
+            except BrokerError as error:  # never queued
+                log.debug("%s was not cancelled: %s", job_id, error)
+                return
+            else:
+                return
 
 
 class CelerySender:
@@ -82,31 +94,16 @@ class CelerySender:
         self._celery.close()
 
 
-def limits(settings: Settings) -> Limits:
-    return Limits(
-        lease_s=settings.lease_s,
-        max_errors=settings.max_engine_errors,
-        max_deaths=settings.max_worker_deaths,
-    )
-
-
 @contextlib.asynccontextmanager
 async def open_services(settings: Settings, config: Config) -> AsyncIterator[Services]:
     """Raises RedisAway or RedisUnsuitable if the server is not there or not fit to hold a queue."""
-    probe = connect(settings.redis_url, timeout_s=settings.redis_timeout_s)
-    try:
-        await check_server(probe)
-    finally:
-        await probe.aclose()
+    await check_servers(settings.redis_url, timeout_s=settings.redis_timeout_s)
     async with contextlib.AsyncExitStack() as stack:
         pipe = Pipe(settings.redis_url, timeout_s=settings.redis_timeout_s)
         stack.push_async_callback(pipe.close)
         hub = ReplyHub(settings.redis_url)
         stack.push_async_callback(hub.close)
-        try:
-            await hub.start()
-        except (RedisError, OSError) as error:
-            raise RedisAway(f"cannot subscribe to answers: {error}") from None
+        await hub.start()
         sender = CelerySender(settings.celery_url)
         stack.callback(sender.close)
         services = Services(
@@ -114,12 +111,12 @@ async def open_services(settings: Settings, config: Config) -> AsyncIterator[Ser
             config=config,
             pipe=pipe,
             hub=hub,
-            producer=Producer(pipe, Order(sjf_weight=settings.sjf_weight)),
+            producer=Producer(pipe, settings.order),
             estimator=SimpleEstimator(),
             fleet=FleetCache(pipe, config),
             celery_send=sender,
         )
-        reaper = asyncio.create_task(reap_forever(pipe, services.fleet.seen_pools, limits=limits(settings)))
+        reaper = asyncio.create_task(reap_forever(pipe, services.fleet.seen_pools, limits=settings.limits))
         stack.push_async_callback(_stop, services, reaper)
         yield services
 

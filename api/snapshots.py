@@ -5,6 +5,7 @@ for `STALE_S`, so that a restart of Redis is bridged by the producer's own patie
 """
 
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,21 +17,38 @@ from broker.fleet import PoolView
 
 MAX_AGE_S = 1.0
 STALE_S = 10.0
+DRAIN_MEAN_S = 15.0  # time constant of the moving mean
 NAMED_MODELS = 20  # in a message
 LIVE = ("ready", "starting")
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """`submitted`: jobs this process has sent to the pool since the look."""
+    """`submitted`: jobs this process has sent to the pool since the look. `drain_per_s`: jobs that end, moving mean."""
 
     view: PoolView
     at: float
     submitted: int = 0
+    drain_per_s: float = 0.0
 
     @property
     def queued(self) -> int:
         return sum(self.view.waiting) + self.view.delayed + self.submitted
+
+    @property
+    def ended(self) -> float:
+        """Jobs that have ended since the pool's counters began."""
+        return sum(
+            self.view.counters.get(f"{status}:{service_class}", 0.0)
+            for status in ("succeeded", "failed", "cancelled", "expired")
+            for service_class in range(4)
+        )
+
+    def wait_s(self, ahead: int) -> float | None:
+        """Until a job with so many before it starts, at the measured rate; None if nothing has ended lately."""
+        if ahead == 0:
+            return 0.0
+        return ahead / self.drain_per_s if self.drain_per_s > 0 else None
 
     @property
     def served(self) -> bool:
@@ -113,5 +131,10 @@ class FleetCache:
 
     async def _refresh(self, pool: str) -> Snapshot:
         at = asyncio.get_running_loop().time()
-        snapshot = self._snapshots[pool] = Snapshot(await fleet.look(self.pipe, pool), at)
+        before, snapshot = self._snapshots.get(pool), Snapshot(await fleet.look(self.pipe, pool), at)
+        if before is not None and at > before.at:
+            rate = max(0.0, snapshot.ended - before.ended) / (at - before.at)
+            weight = 1 - math.exp((before.at - at) / DRAIN_MEAN_S)
+            snapshot.drain_per_s = before.drain_per_s + weight * (rate - before.drain_per_s)
+        self._snapshots[pool] = snapshot
         return snapshot

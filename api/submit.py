@@ -15,11 +15,14 @@ from api.errors import ApiError, invalid, no_worker
 from api.rendering import Headers
 from api.services import Services
 from api.snapshots import Snapshot
+from broker import request_checks
 from broker.errors import InvalidJob, QueueFull
 from broker.job import MAX_PRIORITY, ServiceClass, Submission, new_job_id
+from predictor.prefix import prefix_chain
 
 MAX_DEADLINE_S = 7 * 86_400.0
-MAX_RETRY_AFTER_S = 30.0
+MAX_RETRY_AFTER_S = 300.0
+ROOM_AFTER = 0.95  # a refused caller comes back when the queue is down to this share of its limit
 ATTACHED_RETAIN_S = 60.0  # an answer that was delivered whole is kept for late lookers only
 TIERS = {
     "priority": ServiceClass.P0,
@@ -93,7 +96,7 @@ def parse_priority(value: Any) -> int:
     if value is None:
         return 0
     if type(value) is not int:
-        raise body.wrong("priority", value, wanted="an integer (lower first)")
+        raise request_checks.wrong("priority", value, wanted="an integer (lower first)")
     if abs(value) > MAX_PRIORITY:
         raise invalid(f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
     return value
@@ -109,21 +112,11 @@ def parse_tier(value: Any) -> ServiceClass | None:
     return tier
 
 
-def model_name(document: dict[str, Any]) -> str:
-    """Raises ApiError."""
-    model = document.get("model")
-    if model is None:
-        raise invalid("model is required", param="model", code="missing_required_parameter")
-    if type(model) is not str or not model:
-        raise body.wrong("model", model, wanted="a string")
-    return model
-
-
 async def understand(services: Services, endpoint: str, *, raw: bytes, wishes: Wishes) -> Asked:
     """An OpenAI request. The body goes on as it came unless it carries fields of Headway. Raises ApiError, UnknownPool."""
     document = body.parse(raw)
-    model = model_name(document)
-    body.check(document, endpoint)
+    model = request_checks.model_name(document)
+    request_checks.check(document, endpoint)
     priority, service_class = 0, wishes.service_class
     if "priority" in document or "service_tier" in document:
         priority = parse_priority(document.get("priority"))
@@ -138,7 +131,7 @@ async def understand(services: Services, endpoint: str, *, raw: bytes, wishes: W
         service_class=ServiceClass.P0 if service_class is None else service_class,
         priority=priority,
         deadline_s=wishes.deadline_s or services.settings.request_timeout_s,
-        stream=document.get("stream") is True and endpoint != body.EMBEDDINGS,
+        stream=document.get("stream") is True and endpoint != request_checks.EMBEDDINGS,
         document=document,
         body=raw,
     )
@@ -156,9 +149,10 @@ async def find_room(services: Services, pool: str, *, attached: bool) -> Snapsho
     if attached and not room.served:
         raise no_worker(pool)
     if room.queued >= most:
-        wait_s = min(MAX_RETRY_AFTER_S, room.view.mean_run_s or 1.0)
+        excess_s = room.wait_s(room.queued - round(ROOM_AFTER * most)) or room.view.mean_run_s or 1.0
         raise QueueFull(
-            f"{room.queued} jobs wait in the pool {pool!r}, the most it takes", retry_after_s=wait_s
+            f"{room.queued} jobs wait in the pool {pool!r}, the most it takes",
+            retry_after_s=min(MAX_RETRY_AFTER_S, excess_s),
         )
     room.submitted += 1
     return room
@@ -167,18 +161,24 @@ async def find_room(services: Services, pool: str, *, attached: bool) -> Snapsho
 async def attached_job(services: Services, asked: Asked) -> Submission:
     """A submission that a connection waits for. Raises as `find_room`."""
     await find_room(services, asked.pool, attached=True)
+    return attached_submission(services, asked)
+
+
+def attached_submission(services: Services, asked: Asked) -> Submission:
+    job_id = new_job_id(asked.pool)
     retain_s = services.settings.replay_ttl_s
     return Submission(
-        job_id=new_job_id(asked.pool),
+        job_id=job_id,
         service_class=asked.service_class,
         endpoint=asked.endpoint,
         body=asked.body,
         forecast=services.estimator.forecast(asked.pool, asked.document),
+        prefix=prefix_chain(asked.document),
         stream=asked.stream,
         attached=True,
         priority=asked.priority,
         deadline_s=asked.deadline_s,
-        reply_to=services.hub.address,
+        reply_to=services.hub.address(job_id),
         retain_s=retain_s if asked.stream else min(retain_s, ATTACHED_RETAIN_S),
     )
 

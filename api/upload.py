@@ -16,6 +16,7 @@ from broker.files import FileRecord, FileStore, NewFile
 
 FILE = b"file"
 MAX_FIELD_BYTES = 64 * 1024
+MAX_PARTS = 16
 FORM_OVERHEAD_BYTES = 64 * 1024  # boundaries, headers and the other fields of a form
 PURPOSE = re.compile(r"[a-z][a-z_-]{0,31}")
 
@@ -30,6 +31,8 @@ class Form:
         self.complete = False
         self._header: tuple[bytes, bytes] = (b"", b"")
         self._name = b""
+        self._parts = 0
+        self._field_bytes = 0
         self._parser = MultipartParser(
             boundary,
             {
@@ -50,6 +53,9 @@ class Form:
             raise invalid(f"the form cannot be read: {error}", code="invalid_form") from None
 
     def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise invalid(f"the form has more than {MAX_PARTS} parts", code="invalid_form")
         self._header, self._name = (b"", b""), b""
 
     def _read_header(self, name: bytes, value: bytes) -> None:
@@ -62,15 +68,18 @@ class Form:
             _, options = parse_options_header(value)
             self._name = options.get(b"name", b"")
             if self._name == FILE:
+                if self.filename is not None:
+                    raise invalid("the form has more than one file", param="file", code="invalid_form")
                 self.filename = options.get(b"filename", b"").decode("utf-8", "replace")
 
     def _read_data(self, data: bytes) -> None:
         if self._name == FILE:
             self.file.append(data)
             return
-        self.fields[self._name] = self.fields.get(self._name, b"") + data
-        if sum(map(len, self.fields.values())) > MAX_FIELD_BYTES:
+        self._field_bytes += len(data)
+        if self._field_bytes > MAX_FIELD_BYTES:
             raise invalid("the form's fields are too large", code="invalid_form")
+        self.fields[self._name] = self.fields.get(self._name, b"") + data
 
     def _end(self) -> None:
         self.complete = True
@@ -78,7 +87,10 @@ class Form:
 
 async def receive_file(request: Request, files: FileStore, *, max_bytes: int) -> FileRecord:
     """Stores the form's `file` under its `purpose`. Raises ApiError, ClientGone, OSError, RedisAway."""
-    form = Form(_boundary(request))
+    try:
+        form = Form(_boundary(request))
+    except FormParserError as error:
+        raise invalid(f"the form cannot be read: {error}", code="invalid_form") from None
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes + FORM_OVERHEAD_BYTES:
         raise too_large(max_bytes)

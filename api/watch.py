@@ -37,7 +37,7 @@ class Events:
         try:
             async with services.hub.watch(job_id) as box:
                 with attended(receive, box):
-                    await watch.tell_status(job.status)
+                    await watch.tell_status(first_status(job.status, after))
                     await watch.run(box)
         except ClientGone:
             pass
@@ -73,6 +73,13 @@ def read_position(scope: Scope) -> Position:
         raise invalid(f"{param}: {error} (<attempt>-<number>)", param=param) from None
 
 
+def first_status(now: Status, after: Position) -> Status:
+    """What is told first. Of a job that has ended, what a reader at its beginning would have been told first."""
+    if not now.terminal:
+        return now
+    return Status.RUNNING if after.token else Status.QUEUED
+
+
 class Watch:
     """One reader of one job."""
 
@@ -102,6 +109,8 @@ class Watch:
             await self._out.write(named_event("status", orjson.dumps({"id": self._job_id, "status": status})))
 
     async def _tell(self, message: Message) -> None:
+        if message.kind == "done" and message.at.token and self._status is Status.QUEUED:
+            await self.tell_status(Status.RUNNING)  # it did, between two looks
         await self.tell_status(message.status)
         if message.kind != "chunk":
             return

@@ -5,7 +5,9 @@ Celery carries ids, as JSON. It delivers at least once: a unit of work is protec
 """
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+from broker.topology import Topology, parse
 
 QUEUE = "batch"
 KEY_PREFIX = "headway.celery:"  # keeps apart from another Celery application on the same Redis
@@ -13,7 +15,9 @@ VISIBILITY_S = 3600  # a message whose worker was killed comes back after this; 
 
 
 def celery_options(url: str) -> dict[str, Any]:
-    """For `app.conf.update`. `url`: Redis or AMQP."""
+    """For `app.conf.update`. `url`: Redis (a single server or Sentinel) or AMQP."""
+    if urlsplit(url).scheme == "redis+sentinel":
+        return _sentinel_options(parse(url))
     options: dict[str, Any] = {
         "broker_url": url,
         "result_backend": None,
@@ -48,3 +52,15 @@ def celery_options(url: str) -> dict[str, Any]:
             "visibility_timeout": VISIBILITY_S,
         }
     )
+
+
+def _sentinel_options(topology: Topology) -> dict[str, Any]:
+    """kombu wants the sentinels as URLs in a row, and the name of the master apart."""
+    urls = (f"sentinel://{topology.login}{host}:{port}/{topology.db}" for host, port in topology.hosts)
+    options = celery_options(";".join(urls))
+    options["broker_transport_options"]["master_name"] = topology.service
+    if topology.sentinel_login:
+        name, _, password = topology.sentinel_login.removesuffix("@").partition(":")
+        login = {"username": unquote(name) or None, "password": unquote(password)}
+        options["broker_transport_options"]["sentinel_kwargs"] = login
+    return options

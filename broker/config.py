@@ -42,6 +42,7 @@ class ModelConfig(BaseModel):
     dialect: Dialect = "openai"  # of an engine at an address
     model: str | None = Field(default=None, min_length=1)  # the engine's name for it; None: any
     slots: int | None = Field(default=None, ge=1, le=4096)  # None: HEADWAY_SLOTS
+    kv_tokens: int | None = Field(default=None, ge=1)  # size of the engine's KV cache; None: not looked at
     aliases: tuple[str, ...] = ()  # further names that requests may use
     api_key: SecretStr | None = None  # sent to the engine
 

@@ -8,59 +8,64 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redis.exceptions import RedisError
-
 from broker import scripts
-from broker.connection import Pipe, connect
+from broker.blocking import Blocking
+from broker.connection import Pipe
 from broker.errors import QueueFull, StaleToken
 from broker.job import Lease, ServiceClass
 from broker.keys import PoolKeys
+from broker.policy import Asking, Limits, Room
 
 MAX_BLOCK_S = 5.0
-GRACE_S = 5.0  # a server that has not answered so long after the block hangs, or the network has swallowed it
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """`more`: ready jobs were left. `next_due_s`: until the next retry may be claimed, None if there is none."""
+    """`more`: claim again at once. `passed`: what is left is not for this worker now. `next_due_s`: until a retry, or a
+    job that was passed over, may be claimed; None if there is none."""
 
     leases: list[Lease]
     more: bool
+    passed: bool
     next_due_s: float | None
 
 
 class Consumer:
     """One worker's view of one pool. `url` is for the blocking connection, which it does not share."""
 
-    def __init__(self, pipe: Pipe, url: str, *, pool: str, worker_id: str, limits: scripts.Limits) -> None:
+    def __init__(self, pipe: Pipe, url: str, *, pool: str, asking: Asking, limits: Limits) -> None:
         self._pipe = pipe
         self._keys = PoolKeys(pool)
         self._pool = pool
-        self._worker_id = worker_id
+        self._asking = asking
+        self._worker_id = asking.worker_id
         self._limits = limits
-        self._blocking = connect(url, timeout_s=None)
+        self._blocking = Blocking(url)
 
-    async def claim(self, n: int) -> Claimed:
-        """Leases up to `n` jobs. Raises RedisAway: what was leased unseen comes back when its lease runs out."""
-        answer = await self._pipe.run(
-            scripts.claim(self._pool, self._worker_id, n=n, lease_s=self._limits.lease_s)
-        )
-        more, due, *jobs = answer
-        return Claimed([_lease(job) for job in jobs], bool(more), None if int(due) < 0 else int(due) / 1000)
+    async def claim(self, room: Room | int) -> Claimed:
+        """Leases jobs that fit into `room` (or into so many slots, nothing else being short).
 
-    async def wait(self, at_most_s: float) -> None:
-        """Returns when there may be work, or after `at_most_s` (bounded by MAX_BLOCK_S). Raises RedisError, OSError.
+        Raises RedisAway: what was leased unseen comes back when its lease runs out.
+        """
+        free = Room(slots=room) if isinstance(room, int) else room
+        more, due, *jobs = await self._pipe.run(scripts.claim(self._pool, self._asking, room=free))
+        next_due_s = None if int(due) < 0 else int(due) / 1000
+        return Claimed([_lease(job) for job in jobs], int(more) == 1, int(more) == 2, next_due_s)
 
-        A cancelled wait drops its connection, or Redis could hand a marker to nobody.
+    async def wait(self, at_most_s: float, *, for_all: bool = True) -> None:
+        """Returns when there may be work, or after `at_most_s` (bounded by MAX_BLOCK_S).
+
+        `for_all` False: only for a job that waits for this very worker, or an urgent one.
+        Raises RedisError, OSError, RedisAway.
         """
         block_s = max(0.01, min(at_most_s, MAX_BLOCK_S))
-        try:
-            async with asyncio.timeout(block_s + GRACE_S):
-                await self._blocking.bzpopmin(self._keys.named("marker"), timeout=block_s)
-        except BaseException:
-            with contextlib.suppress(RedisError, OSError):
-                await self._blocking.connection_pool.disconnect()
-            raise
+        shared = self._keys.named("marker" if for_all else "urgent")
+        await self._blocking.pop(self._keys.marker(self._worker_id), shared, block_s=block_s)
+
+    async def urgent_s(self) -> float | None:
+        """For how long the first waiting P0 job has waited; None if none waits."""
+        waited = await self._pipe.run(scripts.urgent(self._pool))
+        return None if int(waited) < 0 else int(waited) / 1000
 
     async def append(self, chunks: Sequence["Chunk"], *, maxlen: int = 10_000) -> list[bool]:
         """Writes chunks of several jobs in one round trip; False where the token is stale."""
@@ -100,7 +105,7 @@ class Consumer:
         )
 
     async def close(self) -> None:
-        await self._blocking.aclose()
+        await self._blocking.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,8 @@ class Chunk:
 
 
 def _lease(row: list[bytes]) -> Lease:
-    job_id, token, service_class, endpoint, stream, attached, attempt, cost, deadline, tenant, body = row
+    job_id, token, service_class, endpoint, stream, attached, attempt, *more = row
+    cost, deadline, tenant, need, preempts, body = more
     return Lease(
         job_id=job_id.decode(),
         token=int(token),
@@ -127,4 +133,6 @@ def _lease(row: list[bytes]) -> Lease:
         deadline=float(deadline) / 1000,
         tenant=tenant.decode(),
         body=body,
+        kv_tokens=int(need),
+        preempts=int(preempts),
     )

@@ -55,11 +55,12 @@ class MemoryFull(QueueFull):
 
 
 class InvalidJob(BrokerError):
-    """`param` is the request field at fault, if one is."""
+    """`param` is the request field at fault, if one is; `code` as in OpenAI's error object."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class UnknownJob(BrokerError):

@@ -10,6 +10,7 @@ from broker.connection import Pipe
 from broker.keys import PoolKeys
 
 POOLS = "hw:pools"
+FORGET_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,29 @@ class PoolView:
 
 
 async def announce_pool(pipe: Pipe, pool: str) -> None:
-    """Makes the pool known to everybody who lists pools."""
+    """Makes the pool known to everybody who lists pools, until it has been unused for FORGET_S."""
+    await _note_use(pipe, pool)
     await pipe.command("SADD", POOLS, pool)
+
+
+async def _note_use(pipe: Pipe, pool: str) -> None:
+    await pipe.command("SET", PoolKeys(pool).named("used"), "1", "EX", FORGET_S)
+
+
+async def forget_pools(pipe: Pipe) -> int:
+    """Drops pools that have had no worker and no job for FORGET_S, such as misspelt ones. Returns how many.
+
+    Called now and then, more often than FORGET_S. A worker that comes back announces its pool again.
+    """
+    forgotten = 0
+    for pool in await known_pools(pipe):
+        view = await look(pipe, pool)
+        if view.workers or sum(view.waiting) or view.delayed or view.running or view.dead:
+            await _note_use(pipe, pool)
+        elif not await pipe.command("EXISTS", PoolKeys(pool).named("used")):
+            await pipe.command("SREM", POOLS, pool)
+            forgotten += 1
+    return forgotten
 
 
 async def known_pools(pipe: Pipe) -> list[str]:

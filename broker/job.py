@@ -57,6 +57,7 @@ class Forecast:
     prompt_tokens: int
     output_tokens: int
     run_s: float
+    kv_tokens: int = 0  # what it may need of an engine's KV cache at most; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Submission:
     attached: bool = False  # a connection waits for it; nobody will poll
     tenant: str = "default"
     weight: float = 0.0  # fair share; 0: the tenant is not charged
+    tenant_cap: int = 0  # running jobs of the tenant at most; 0: no cap
+    prefix: str = ""  # hashes of the prompt's first blocks, shortest prefix first, joined by commas
     priority: int = 0  # lower first, inside the class
     deadline_s: float = 600.0
     reply_to: str = ""
@@ -110,6 +113,8 @@ class Lease:
     deadline: float  # Redis time, seconds since the epoch
     tenant: str
     body: bytes = field(repr=False)
+    kv_tokens: int = 0
+    preempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ All keys of a pool share the hash tag `{pool}`, so that one script may touch the
 single jobs are built from `prefix` by the scripts that learn ids only inside (claim, reap): ADR 0002.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 
 ROOT = "hw:"
@@ -13,6 +14,14 @@ PERMANENT_SUFFIXES = (
     "ready:1",
     "ready:2",
     "ready:3",
+    "aged:0",
+    "aged:1",
+    "aged:2",
+    "aging",
+    "urgent",
+    "running",
+    "prefixes",
+    "prefix_at",
     "delayed",
     "leases",
     "deadlines",
@@ -74,10 +83,24 @@ class PoolKeys:
         """HASH with a TTL of three heartbeats."""
         return f"{self.prefix}worker:{worker_id}"
 
+    def marker(self, worker_id: str) -> str:
+        """ZSET: wakes this worker, which has the prefix of a waiting job. Ten seconds."""
+        return f"{self.prefix}marker:{worker_id}"
+
+    def reply(self, process: str) -> str:
+        """Channel: the answers to what one process submitted. In the pool's slot, so that scripts may publish there."""
+        return f"{self.prefix}reply:{process}"
+
     @property
     def control(self) -> str:
         """Channel: workers of the pool listen here for aborts."""
         return f"{self.prefix}control"
+
+
+def idempotency_key(tenant: str, key: str) -> str:
+    """STRING: what a caller's idempotency key stands for. A digest, for callers put anything into their keys."""
+    digest = hashlib.sha256(f"{tenant}\0{key}".encode()).hexdigest()
+    return f"{ROOT}idem:{digest}"
 
 
 def file_key(file_id: str) -> str:

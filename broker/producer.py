@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker import scripts
+from broker import policy, scripts
 from broker.connection import Pipe
 from broker.errors import RedisAway, UnknownJob
 from broker.job import Accepted, Forecast, JobView, ServiceClass, Status, Submission, new_job_id, pool_of
@@ -30,25 +30,26 @@ class Query:
 class Producer:
     """A thin, typed face over the scripts. `pipe` is shared with whoever else lives in this process."""
 
-    def __init__(self, pipe: Pipe, order: scripts.Order | None = None) -> None:
+    def __init__(self, pipe: Pipe, order: policy.Order | None = None) -> None:
         self._pipe = pipe
-        self._order = order or scripts.Order()
+        self._order = order or policy.Order()
 
-    async def submit(self, job: Submission) -> Accepted:
+    async def submit(self, job: Submission, *, durable: bool = False) -> Accepted:
         """Queues one job. Repeats itself by id while Redis is away, up to `SUBMIT_PATIENCE_S`.
 
+        `durable`: returns when it is on the server's disk, where the server can tell (docs/durability.md).
         Raises RedisAway (nothing is promised), QueueFull.
         """
-        return (await self.submit_many([job]))[0]
+        return (await self.submit_many([job], durable=durable))[0]
 
-    async def submit_many(self, jobs: Sequence[Submission]) -> list[Accepted]:
+    async def submit_many(self, jobs: Sequence[Submission], *, durable: bool = False) -> list[Accepted]:
         """Queues all jobs in one round trip. On RedisAway some may be queued: submit the same ids again."""
         calls = [scripts.enqueue(job, self._order) for job in jobs]
         loop = asyncio.get_running_loop()
         give_up = loop.time() + SUBMIT_PATIENCE_S
         while True:
             try:
-                answers = await self._pipe.run_all(calls)
+                answers = await self._pipe.run_all(calls, durable=durable)
             except RedisAway:
                 if loop.time() > give_up:
                     raise
@@ -121,7 +122,7 @@ class Producer:
                 for i, f in zip(ids, flats, strict=True)
                 if f
             ]
-            found += [v for v in views if _matches(v, query)]
+            found += [v for v in views if matches(v, query)]
             start = stop + 1
             if len(found) >= query.limit or len(ids) < query.limit:
                 break
@@ -151,7 +152,17 @@ class Producer:
             for i in await self._pipe.command("ZREVRANGE", PoolKeys(pool).named("dead"), 0, limit - 1)
         ]
 
-    async def redrive(self, job_id: str, *, deadline_s: float = scripts.DAY_S) -> str:
+    async def pause(self, pool: str) -> None:
+        """No more claims; what runs goes on, and jobs are accepted."""
+        await self._pipe.command("HSET", PoolKeys(pool).named("stats"), "paused", 1)
+
+    async def resume(self, pool: str) -> None:
+        """Claims again, and wakes a worker."""
+        keys = PoolKeys(pool)
+        await self._pipe.command("HDEL", keys.named("stats"), "paused")
+        await self._pipe.command("ZADD", keys.named("marker"), 0, "work")
+
+    async def redrive(self, job_id: str, *, deadline_s: float = policy.DAY_S) -> str:
         """Submits a dead letter again as a new job, whose id is returned. Raises UnknownJob."""
         new_id = new_job_id(pool_of(job_id))
         if not await self._pipe.run(scripts.redrive(job_id, new_id, deadline_s=deadline_s)):
@@ -159,7 +170,8 @@ class Producer:
         return new_id
 
 
-def _matches(job: JobView, query: Query) -> bool:
+def matches(job: JobView, query: Query) -> bool:
+    """By status and class."""
     return (not query.statuses or job.status in query.statuses) and (
         not query.classes or job.service_class in query.classes
     )

@@ -5,7 +5,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 
-from broker import scripts
+from broker import policy, scripts
 from broker.connection import Pipe
 from broker.errors import RedisAway
 
@@ -13,7 +13,7 @@ log = logging.getLogger("headway.reaper")
 EVERY_S = 1.0
 
 
-async def reap_forever(pipe: Pipe, pools: Callable[[], Iterable[str]], *, limits: scripts.Limits) -> None:
+async def reap_forever(pipe: Pipe, pools: Callable[[], Iterable[str]], *, limits: policy.Limits) -> None:
     """Reaps every pool about once a second until cancelled. Redis being away is waited out."""
     while True:
         await asyncio.sleep(EVERY_S * random.uniform(0.8, 1.2))

@@ -6,16 +6,29 @@ This is also the border where float seconds become integer milliseconds.
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
-from broker.job import Submission
+from broker.job import ServiceClass, Submission
 from broker.keys import PoolKeys
+from broker.policy import AGING, DAY_S, Aging, Asking, Limits, Order, Room
 
-DAY_S = 86_400.0
 Argument = str | bytes | int | float
-PARTS = ("now", "tell", "settle", "requeue", "bury")
+PARTS = (
+    "now",
+    "tell",
+    "place",
+    "cap",
+    "settle",
+    "requeue",
+    "bury",
+    "promote",
+    "prefix",
+    "weigh",
+    "pick",
+    "take",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,10 @@ class Call:
         """The fallback when the server has forgotten the script (restart, SCRIPT FLUSH, failover)."""
         return ("EVAL", self.script.source, len(self.keys), *self.keys, *self.args)
 
+    def sharded(self) -> "Call":
+        """The same for a cluster in which a channel belongs to its slot (ADR 0008)."""
+        return replace(self, script=sharded(self.script))
+
 
 def lua(name: str) -> str:
     """The text of one file of `broker/lua/`."""
@@ -59,50 +76,32 @@ def script(name: str) -> Script:
     return Script(name, data, hashlib.sha1(data, usedforsecurity=False).hexdigest())
 
 
+@cache
+def sharded(script: Script) -> Script:
+    """The variant that publishes inside the pool's shard instead of to the whole cluster."""
+    source = script.source.replace(b"'PUBLISH'", b"'SPUBLISH'")
+    return Script(script.name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
+
+
 def ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """How a class is ordered: score = fair start + `sjf_weight` x predicted seconds + priority x `priority_step_s`.
-
-    `priority_step_s`: how much earlier a job would have to arrive to make up for one step of the request's `priority`.
-    """
-
-    sjf_weight: float = 1.0
-    priority_step_s: float = 3600.0
-    index_cap: int = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a job is given up. A worker's death and an engine's error are counted apart."""
-
-    lease_s: float = 10.0
-    max_errors: int = 3
-    max_deaths: int = 3
-    dead_keep_s: float = 7 * DAY_S
-
-
 def enqueue(job: Submission, order: Order) -> Call:
-    k = PoolKeys(job.pool)
-    i = job.job_id
-    forecast = job.forecast
-    fields: list[Argument] = [
-        "endpoint",
-        job.endpoint,
-        "stream",
-        int(job.stream),
-        "attached",
-        int(job.attached),
-    ]
-    fields += ["tenant", job.tenant, "ptok", forecast.prompt_tokens, "otok", forecast.output_tokens]
-    fields += ["retain", ms(job.retain_s)]
-    if job.metadata:
-        fields += ["meta", job.metadata]
-    sets = (k.named(name) for name in ("delayed", "deadlines", "marker", "index"))
-    keys = (k.job(i), k.payload(i), *k.all_ready, *sets, k.fair(job.tenant), k.named("stats"))
+    k, i, forecast = PoolKeys(job.pool), job.job_id, job.forecast
+    fields: list[Argument] = ["endpoint", job.endpoint, "stream", int(job.stream)]
+    fields += ["attached", int(job.attached), "tenant", job.tenant, "retain", ms(job.retain_s)]
+    fields += ["ptok", forecast.prompt_tokens, "otok", forecast.output_tokens]
+    optional: dict[str, Argument] = {
+        "meta": job.metadata,
+        "need": forecast.kv_tokens,
+        "cap": job.tenant_cap,
+        "pfx": job.prefix,
+    }
+    fields += [item for name, value in optional.items() if value for item in (name, value)]
+    sets = (k.named(name) for name in ("delayed", "deadlines", "aging", "index"))
+    keys = (k.job(i), k.payload(i), *k.all_ready, *sets, k.fair(job.tenant), k.named("stats"), k.prefix)
+    age_s = order.aging.first_s(job.service_class, deadline_s=job.deadline_s, run_s=forecast.run_s)
     args: list[Argument] = [i, int(job.service_class), ms(forecast.run_s), order.sjf_weight]
     args += [
         ms(job.priority * order.priority_step_s),
@@ -111,21 +110,40 @@ def enqueue(job: Submission, order: Order) -> Call:
         ms(job.hold_s),
         job.body,
     ]
-    args += [order.index_cap if job.listed else 0, job.reply_to, *fields]
+    args += [order.index_cap if job.listed else 0, job.reply_to, ms(age_s), *fields]
     return Call(script("enqueue"), keys, tuple(args))
 
 
-def claim(pool: str, worker_id: str, *, n: int, lease_s: float) -> Call:
+def claim(pool: str, asking: Asking, *, room: Room) -> Call:
     k = PoolKeys(pool)
-    keys = (
-        k.prefix,
-        *k.all_ready,
-        k.named("delayed"),
-        k.named("leases"),
-        k.named("marker"),
-        k.named("stats"),
+    keys = (k.prefix, *(k.named(name) for name in ("marker", "stats", "delayed")))
+    bulk = room.slots if room.bulk_slots is None else room.bulk_slots
+    free = [
+        -1 if value is None else value
+        for value in (room.kv_tokens, room.kv_total_tokens, room.prefill_tokens)
+    ]
+    passing = asking.passing
+    args: tuple[Argument, ...] = (
+        asking.worker_id,
+        room.slots,
+        ms(asking.lease_s),
+        *ages(asking.aging),
+        *free,
+        bulk,
+        passing.look,
     )
-    return Call(script("claim"), keys, (worker_id, n, ms(lease_s)))
+    args += (ms(passing.patience_s), passing.bypass_n, ms(passing.bypass_s), round(100 * asking.aging.share))
+    return Call(script("claim"), keys, args)
+
+
+def urgent(pool: str, service_class: ServiceClass = ServiceClass.P0) -> Call:
+    return Call(script("urgent"), (PoolKeys(pool).prefix,), (int(service_class),))
+
+
+def ages(aging: Aging) -> tuple[int, int, int, int]:
+    """Milliseconds at level 0, 1, 2, 3."""
+    first, second, third, fourth = (ms(age_s) for age_s in aging.ages_s)
+    return first, second, third, fourth
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +200,7 @@ def finish(job_id: str, token: int, *, ending: Ending) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Why a lease is given back. `reason`: error (counted), busy or drain (not counted)."""
+    """Why a lease is given back. `reason`: error (counted); busy, drain or preempt (not counted)."""
 
     reason: str
     delay_s: float = 0.0
@@ -214,13 +232,13 @@ def feed(job_id: str) -> Call:
     return Call(script("feed"), (k.job(job_id), k.named("delayed"), k.prefix), (job_id,))
 
 
-def redrive(dead_id: str, new_id: str, *, deadline_s: float) -> Call:
+def redrive(dead_id: str, new_id: str, *, deadline_s: float, aging: Aging = AGING) -> Call:
     k = PoolKeys(dead_id.partition(".")[2])
     jobs = (k.job(dead_id), k.payload(dead_id), k.named("dead"), k.job(new_id), k.payload(new_id))
     return Call(
         script("redrive"),
         (k.prefix, *jobs, k.named("deadlines"), k.named("stats"), k.named("index")),
-        (dead_id, new_id, ms(deadline_s)),
+        (dead_id, new_id, ms(deadline_s), *ages(aging)),
     )
 
 
@@ -231,5 +249,13 @@ DEATH = b'{"message":"the worker died or lost its connection while it ran this j
 def reap(pool: str, limits: Limits, *, every_s: float = 1.0, limit: int = 200) -> Call:
     k = PoolKeys(pool)
     names = ("leases", "delayed", "deadlines", "index", "dead", "workers", "stats", "reaped")
-    args = (ms(every_s), limit, limits.max_deaths, ms(limits.dead_keep_s), ms(30 * DAY_S), DEATH)
+    args = (
+        ms(every_s),
+        limit,
+        limits.max_deaths,
+        ms(limits.dead_keep_s),
+        ms(30 * DAY_S),
+        DEATH,
+        *ages(limits.aging),
+    )
     return Call(script("reap"), (k.prefix, *(k.named(n) for n in names)), args)

@@ -4,6 +4,7 @@ Called by each program's entry point, which gives `Settings` to its parts; nothi
 value refuses to start and names its variable. What is served (models, engines) is in `headway.yaml`: `broker/config.py`.
 """
 
+import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,10 +15,11 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from broker.errors import ConfigError
+from broker.policy import Aging, Limits, Order, Passing
+from broker.topology import KINDS, parse
 
 PREFIX = "HEADWAY_"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 # Read by the client commands and the tests, not by the programs; the rest is what a Kubernetes service of the name
 # `headway` puts into every pod's environment.
 FOREIGN_VARIABLES = ("HEADWAY_URL", "HEADWAY_API_KEY")
@@ -41,6 +43,9 @@ class Settings(BaseSettings):
     redis_url: str = Field(default_factory=lambda values: own_redis_url(values["home"]))
     stream_url: str = Field(default_factory=lambda values: values["redis_url"])
     celery_url: str = Field(default_factory=lambda values: values["redis_url"])
+    chores_url: str = Field(
+        default_factory=lambda values: _of_chores(values["redis_url"], values["celery_url"])
+    )
     files_url: str = Field(default_factory=lambda values: (values["home"] / "files").as_uri())
     redis_timeout_s: float = Field(default=5.0, gt=0, le=60)
     appendfsync: Literal["everysec", "always"] = "everysec"  # of the redis-server that `headway up` starts
@@ -61,6 +66,12 @@ class Settings(BaseSettings):
 
     # The queue's order and retries
     sjf_weight: float = Field(default=1.0, ge=0, le=1000)  # arrival s per predicted s
+    age_p1_s: float = Field(
+        default=10.0, ge=0, le=30 * 86_400
+    )  # then a P1 job waits with the P0 jobs; 0: never
+    age_p2_s: float = Field(default=600.0, ge=0, le=30 * 86_400)
+    age_p3_s: float = Field(default=1800.0, ge=0, le=30 * 86_400)
+    aged_share: float = Field(default=0.2, gt=0, le=1)  # of a level's claims, while others wait there
     lease_s: float = Field(default=10.0, ge=1, le=600)
     max_engine_errors: int = Field(default=3, ge=1, le=100)  # then the job is dead-lettered
     max_worker_deaths: int = Field(default=3, ge=1, le=100)
@@ -68,6 +79,13 @@ class Settings(BaseSettings):
     retry_cap_s: float = Field(default=30.0, gt=0, le=3600)
 
     # Workers
+    bulk_reserve: float = Field(default=0.0, ge=0, lt=1)  # share of slots that P2 and P3 never take
+    preempt_after_s: float = Field(
+        default=0.25, ge=0, le=3600
+    )  # a P0 job waits so long before P3, P2 stop; 0: never
+    locality_s: float = Field(default=0.1, ge=0, le=60)  # a job is left to the worker that has its prefix
+    bypass_n: int = Field(default=16, ge=0, le=10_000)  # a job that does not fit is passed over so often,
+    bypass_s: float = Field(default=5.0, ge=0, le=3600)  # or for so long; then room is held for it
     slots: int = Field(default=8, ge=1, le=4096)  # where headway.yaml names none
     coalesce_ms: float = Field(default=20.0, ge=0, le=1000)  # chunks of a worker's jobs
     drain_s: float = Field(default=30.0, ge=0, le=3600)  # after SIGTERM; then handed back
@@ -92,10 +110,10 @@ class Settings(BaseSettings):
     @field_validator("redis_url", "stream_url")
     @classmethod
     def _speaks_redis(cls, url: str) -> str:
-        if urlsplit(url).scheme not in REDIS_SCHEMES:
-            raise ValueError(
-                f"is no Redis URL; these start with {', '.join(f'{s}://' for s in REDIS_SCHEMES)}"
-            )
+        try:
+            parse(url)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return url
 
     @field_validator("celery_url", "files_url")
@@ -115,6 +133,41 @@ class Settings(BaseSettings):
                 "are kept in the queue's Redis; leave it unset"
             )
         return self
+
+    @model_validator(mode="after")
+    def _celery_and_rq_have_a_transport(self) -> Self:
+        if urlsplit(self.celery_url).scheme == "redis+cluster":
+            raise ValueError(
+                "HEADWAY_CELERY_URL is needed, as Celery has no Redis Cluster transport: "
+                "name a single Redis, a Sentinel group or an AMQP broker"
+            )
+        if KINDS.get(urlsplit(self.chores_url).scheme) not in ("single", "sentinel"):
+            raise ValueError(
+                "HEADWAY_CHORES_URL is needed, as RQ has no Redis Cluster transport: "
+                "name a single Redis or a Sentinel group"
+            )
+        return self
+
+    @property
+    def aging(self) -> Aging:
+        return Aging((0.0, self.age_p1_s, self.age_p2_s, self.age_p3_s), self.aged_share)
+
+    @property
+    def order(self) -> Order:
+        return Order(sjf_weight=self.sjf_weight, aging=self.aging)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            lease_s=self.lease_s,
+            max_errors=self.max_engine_errors,
+            max_deaths=self.max_worker_deaths,
+            aging=self.aging,
+        )
+
+    @property
+    def passing(self) -> Passing:
+        return Passing(bypass_n=self.bypass_n, bypass_s=self.bypass_s, patience_s=self.locality_s)
 
     @property
     def redis_is_own(self) -> bool:
@@ -152,6 +205,11 @@ class ClientSettings(BaseSettings):
             ) from None
 
 
+def _of_chores(redis_url: str, celery_url: str) -> str:
+    """RQ's Redis: the queue's, or Celery's where the queue is on a cluster."""
+    return celery_url if urlsplit(redis_url).scheme == "redis+cluster" else redis_url
+
+
 def own_redis_url(home: Path) -> str:
     """Where the redis-server of the `headway up` of this home listens; the usual address if none has run there."""
     try:
@@ -171,7 +229,9 @@ def load_settings(**overrides: Any) -> Settings:
     for name in sorted(os.environ):
         foreign = name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES)
         if name.startswith(PREFIX) and name not in known and not foreign:
-            raise ConfigError(f"{name} is not a setting; the settings are {', '.join(sorted(known))}")
+            near = difflib.get_close_matches(name.removeprefix(PREFIX).lower(), Settings.model_fields, n=1)
+            hint = f"did you mean {PREFIX}{near[0].upper()}? All are" if near else "all are"
+            raise ConfigError(f"{name} is not a setting; {hint} in docs/settings.md")
     if not settings.loopback and not settings.api_keys:
         raise ConfigError(
             f"HEADWAY_HOST={settings.host} is open to the network: set HEADWAY_API_KEYS (comma separated) first, "
@@ -194,13 +254,32 @@ def _as_variable(value: Any) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else "" if value is None else str(value)
 
 
+PLAIN_WORDS = {
+    "extra_forbidden": "is not a known name here",
+    "missing": "is missing",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping of names to values",
+}
+
+
 def describe(error: ValidationError, *, prefix: str = "") -> str:
     """One line per wrong value. Values are not repeated: URLs and keys carry secrets."""
     lines: list[str] = []
-    for item in error.errors(include_url=False, include_input=False, include_context=False):
-        if item["type"] == "default_factory_not_called":  # follows from another value being wrong
+    items = error.errors(include_url=False, include_input=False, include_context=False)
+    for item in items:
+        loc = item["loc"]
+        inner = any(other["loc"][: len(loc)] == loc and len(other["loc"]) > len(loc) for other in items)
+        # both follow from another value being wrong
+        if item["type"] == "default_factory_not_called" or (item["type"] == "too_short" and inner):
             continue
-        where = ".".join(str(part) for part in item["loc"])
+        where = ".".join(str(part) for part in loc)
         name = prefix + where.upper() if prefix else where
-        lines.append(f"{name}: {item['msg'].removeprefix('Value error, ')}" if where else item["msg"])
+        said = PLAIN_WORDS.get(item["type"], item["msg"].removeprefix("Value error, "))
+        said = said.replace("Input should be", "must be", 1)
+        lines.append(f"{name}: {said}" if where else said)
     return "; ".join(lines)

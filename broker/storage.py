@@ -13,11 +13,26 @@ from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import known_implementations
 
 from broker.errors import ConfigError, UnknownFile
 
 CHUNK_BYTES = 1 << 18
 TEMPORARY = "tmp"  # folder of what is being written; whatever stays there was left by a process that died
+
+
+def check_scheme(url: str) -> None:
+    """Whether the package that opens such URLs is installed. Raises ConfigError that names it."""
+    for scheme in (part.partition(":")[0] for part in url.split("::")):
+        known = known_implementations.get(scheme, {})
+        package = str(known.get("class", "")).partition(".")[0]
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ImportError as error:
+            hint = f"pip install {package}" if package not in ("", "fsspec") else str(error)
+            raise ConfigError(f"HEADWAY_FILES_URL: {scheme}:// cannot be opened here: {hint}") from None
+        except ValueError:
+            raise ConfigError(f"HEADWAY_FILES_URL: fsspec knows no scheme {scheme}://") from None
 
 
 class Storage:

@@ -6,25 +6,22 @@ reconnect, an overflow or a late start it reads the replay buffer first. Memory 
 
 import asyncio
 import contextlib
-import itertools
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError
-
-from broker.connection import Pipe, connect
-from broker.errors import StreamLost, UnknownJob
+from broker.connection import Pipe
+from broker.ear import Ear, Heard
+from broker.errors import RedisAway, StreamLost, UnknownJob
 from broker.job import Status, pool_of
 from broker.keys import ROOT, PoolKeys
+from broker.locate import locator
 
 MAILBOX_BYTES = 1 << 20
 REPLAY_ENTRIES = 256
 RECONNECT_S = 0.2
-SUBSCRIBE_S = 5.0
+PATIENCE_S = 10.0  # with a Redis that restarts, while a reader waits
 DIGITS = 19  # of an event id's halves; Redis' stream ids are pairs of 64-bit numbers
 
 
@@ -114,113 +111,92 @@ class Mailbox:
 
 
 class ReplyHub:
-    """The process's one subscriber. `address` goes into submissions as `reply_to`."""
+    """The process's one subscriber. `address(job_id)` goes into the job's submission as `reply_to`."""
 
     def __init__(self, url: str) -> None:
-        self.address = f"{ROOT}reply:{os.getpid()}-{os.urandom(4).hex()}"
-        self._client = connect(url, timeout_s=None)
-        self._connection: AbstractConnection | None = None
+        self._process = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._locator = locator(url)
+        self._ears: dict[str, Ear] = {}
         self._boxes: dict[str, set[Mailbox]] = {}
         self._watched: dict[str, int] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def address(self, job_id: str) -> str:
+        """The channel that the job's answers come by: one per pool and process, as a script stays in its pool's slot."""
+        return PoolKeys(pool_of(job_id)).reply(self._process)
 
     async def start(self) -> None:
-        """Returns once subscribed. Raises RedisError, OSError."""
-        connection = await self._subscribe()
-        self._task = asyncio.create_task(self._listen(connection))
+        """Connects. Raises RedisAway."""
+        await self._locator.masters()  # from here on it is known whether channels belong to slots
+        if not self._locator.sharded:
+            ear = Ear(self._locator, "", hear=self._hear)
+            await ear.open()
+            self._listen("", ear)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._disconnect()
-        await self._client.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(ear.close() for ear in self._ears.values()))
 
     @contextlib.contextmanager
     def mailbox(self, job_id: str) -> Iterator[Mailbox]:
-        """Receives what is told about a job whose `reply_to` is this hub. Open it before submitting."""
+        """Receives what is told about a job whose `reply_to` is this hub. Open it before submitting.
+
+        With the first job of a pool its answers' channel is subscribed; readers replay when that is confirmed.
+        """
+        pool = pool_of(job_id)
+        self._ear(pool).want(PoolKeys(pool).reply(self._process))
         box = Mailbox(job_id)
         self._boxes.setdefault(job_id, set()).add(box)
         try:
             yield box
         finally:
-            left = self._boxes[job_id]
-            left.discard(box)
-            if not left:
+            self._boxes[job_id].discard(box)
+            if not self._boxes[job_id]:
                 del self._boxes[job_id]
 
     @contextlib.asynccontextmanager
     async def watch(self, job_id: str) -> AsyncIterator[Mailbox]:
         """Receives what is told about any job. Starts with a replay, since it may have begun."""
-        channel = PoolKeys(pool_of(job_id)).output(job_id)
+        pool = pool_of(job_id)
+        channel = PoolKeys(pool).output(job_id)
         with self.mailbox(job_id) as box:
             box.lose()
             self._watched[channel] = self._watched.get(channel, 0) + 1
             try:
-                if self._watched[channel] == 1:
-                    await self._tell("SUBSCRIBE", channel)
+                self._ear(pool).want(channel)
                 yield box
             finally:
                 self._watched[channel] -= 1
                 if not self._watched[channel]:
                     del self._watched[channel]
-                    await self._tell("UNSUBSCRIBE", channel)
+                    self._ear(pool).drop(channel)
 
-    async def _subscribe(self) -> AbstractConnection:
-        """A new connection that is subscribed to all that is watched by now. Raises RedisError, OSError."""
-        await self._disconnect()
-        connection: AbstractConnection = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        try:
-            async with asyncio.timeout(SUBSCRIBE_S):
-                await connection.connect()  # type: ignore[no-untyped-call]
-                self._connection = connection  # from here on, watchers that come subscribe by themselves
-                await connection.send_command("SUBSCRIBE", self.address, *self._watched, check_health=False)
-                await connection.read_response(disable_decoding=True)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
+    def _ear(self, pool: str) -> Ear:
+        name = pool if self._locator.sharded else ""
+        if name not in self._ears:
+            self._listen(name, Ear(self._locator, PoolKeys(pool).prefix, hear=self._hear))
+        return self._ears[name]
 
-    async def _tell(self, command: str, channel: str) -> None:
-        """Without a connection there is nothing to do: the next one subscribes to what is watched by then.
+    def _listen(self, name: str, ear: Ear) -> None:
+        self._ears[name] = ear
+        self._tasks.append(asyncio.create_task(ear.run()))
 
-        redis-py's PubSub would connect here, beside the listener that reconnects too: one of the two leaks.
-        """
-        if self._connection is not None and self._connection.is_connected:
-            with contextlib.suppress(RedisError, OSError):
-                await self._connection.send_command(command, channel, check_health=False)
-
-    async def _listen(self, connection: AbstractConnection) -> None:
-        while True:
-            try:
-                self._dispatch(await connection.read_response(disable_decoding=True))
-            except (RedisError, OSError):
-                connection = await self._reconnect()
-
-    async def _reconnect(self) -> AbstractConnection:
-        """Subscribes anew until it works, then has every reader replay."""
-        while True:
-            await asyncio.sleep(RECONNECT_S)
-            with contextlib.suppress(RedisError, OSError):
-                connection = await self._subscribe()
-                for box in itertools.chain.from_iterable(self._boxes.values()):
+    def _hear(self, heard: Heard) -> None:
+        if heard.data is not None:
+            if boxes := self._boxes.get(heard.data[: heard.data.find(b" ")].decode()):
+                message = parse_message(heard.data)
+                for box in boxes:
+                    box.put(message)
+            return
+        # A subscription has begun, perhaps again: only from here on nothing is missed
+        head, _, job_id = heard.channel.partition("}:out:")
+        pool = head.partition("}:reply:")[0].removeprefix(f"{ROOT}{{")
+        for name, boxes in self._boxes.items():
+            if name == job_id or (not job_id and pool_of(name) == pool):
+                for box in boxes:
                     box.lose()
-                return connection
-
-    async def _disconnect(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await connection.disconnect(nowait=True)
-
-    def _dispatch(self, item: list[Any]) -> None:
-        kind, channel, raw = item
-        if kind == b"subscribe":
-            for box in self._boxes.get(channel.decode().partition("}:out:")[2], ()):
-                box.lose()  # only now is nothing missed any more
-        elif kind == b"message" and (boxes := self._boxes.get(raw[: raw.find(b" ")].decode())):
-            message = parse_message(raw)
-            for box in boxes:
-                box.put(message)
 
 
 async def follow(pipe: Pipe, box: Mailbox, *, after: Position) -> AsyncIterator[Message]:
@@ -233,7 +209,7 @@ async def follow(pipe: Pipe, box: Mailbox, *, after: Position) -> AsyncIterator[
     while not ended:
         message = await box.get()
         if message is None or _is_ahead(message, seen):
-            async for message in _replay(pipe, box.job_id, seen=seen):
+            async for message in _catch_up(pipe, box.job_id, seen=seen):
                 yield message
                 seen, ended = message.at, message.kind == "done"
         elif message.kind != "chunk":
@@ -264,6 +240,23 @@ def _beyond(message: Message, seen: Position) -> Message:
     if known <= 0:
         return message
     return replace(message, data=message.data.split(b"\n", known)[known])
+
+
+async def _catch_up(pipe: Pipe, job_id: str, *, seen: Position) -> AsyncIterator[Message]:
+    """A replay that goes on where it was when Redis comes back, within PATIENCE_S: a restart breaks no stream."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + PATIENCE_S
+    while True:
+        try:
+            async for message in _replay(pipe, job_id, seen=seen):
+                yield message
+                seen = message.at
+        except RedisAway:
+            if loop.time() > give_up:
+                raise
+            await asyncio.sleep(RECONNECT_S)
+        else:
+            return
 
 
 async def _replay(pipe: Pipe, job_id: str, *, seen: Position) -> AsyncIterator[Message]:

@@ -45,9 +45,8 @@ class SimpleEstimator:
         speed = self.speeds.get(pool, Speed())
         prompt = prompt_tokens(body)
         output = output_tokens(body)
-        return Forecast(
-            prompt, output, prompt * speed.prefill_s_per_token + output * speed.decode_s_per_token
-        )
+        run_s = prompt * speed.prefill_s_per_token + output * speed.decode_s_per_token
+        return Forecast(prompt, output, run_s, kv_tokens=prompt + output)
 
 
 def text_tokens(text: str) -> float:

@@ -3,7 +3,8 @@
 Invariant: an engine's bytes pass through unread. Headway looks into an answer only for its token counts and errors.
 
 EngineError
-├── EngineUnavailable    not reached, or it failed before it answered
+├── EngineUnavailable    not reached: connection refused, not started, or it refuses the worker's key
+├── EngineFailed         reached, and it answered this request with a 5xx
 ├── EngineBusy           it has no room; not a failure of the engine
 ├── EngineRejected       the request is at fault; no attempt will do better
 ├── EngineTimeout        a time limit passed
@@ -23,7 +24,13 @@ EMBEDDINGS = "/v1/embeddings"
 
 
 class EngineUnavailable(EngineError):
-    """Not reached, not started, or a 5xx before the first byte."""
+    """Not reached, or not willing to talk to this worker at all: it gets no more jobs until it is healthy."""
+
+    retryable: ClassVar[bool] = True
+
+
+class EngineFailed(EngineError):
+    """A 5xx answer to one request. The engine is there, and others may fare better: one request must not take it out."""
 
     retryable: ClassVar[bool] = True
 

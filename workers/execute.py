@@ -79,7 +79,7 @@ def rejection(error: EngineRejected) -> bytes:
         said = {"message": said if isinstance(said, str) else error.body[:500].decode(errors="replace")}
     document = {
         "message": str(said.get("message") or f"the engine refused the request with status {error.status}"),
-        "type": str(said.get("type") or "invalid_request_error"),
+        "type": _kind(said.get("type")),
         "code": said.get("code") if isinstance(said.get("code"), str) else "engine_rejected",
         "param": said.get("param"),
         "status": error.status,
@@ -87,9 +87,15 @@ def rejection(error: EngineRejected) -> bytes:
     return orjson.dumps(document)
 
 
+def _kind(said: object) -> str:
+    """An engine that blames itself for a bad request is not repeated."""
+    return said if isinstance(said, str) and said and said != "server_error" else "invalid_request_error"
+
+
 @dataclass(slots=True)
 class Run:
-    """One attempt. `draining` is asked when the task is cancelled: hand the job back, or has it been taken away?"""
+    """One attempt. `on_first` is told when chunks come; `handing_back` is asked when the task is cancelled: why the job is handed back, or None
+    if it has been taken away."""
 
     lease: Lease
     engine: Engine
@@ -97,16 +103,18 @@ class Run:
     appender: Appender
     trusted_until: Callable[[str], float]
     backoff: Backoff
-    draining: Callable[[], bool]
+    handing_back: Callable[[str], str | None]
+    on_first: Callable[[str], None]
 
     async def execute(self) -> Outcome:
-        """Never raises but for a cancellation that is not a drain's."""
+        """Never raises but for a cancellation that hands nothing back."""
         try:
             return await self._attempt()
         except asyncio.CancelledError:
-            if not self.draining():
+            reason = self.handing_back(self.lease.job_id)
+            if reason is None:
                 raise
-            return await self._give_back(Return("drain", error=_stopped()), Outcome.HANDED_BACK)
+            return await self._give_back(Return(reason, error=_stopped()), Outcome.HANDED_BACK)
         except (StaleToken, EngineError) as error:
             return await self._judge(error)
         except Exception as error:  # the outermost guard of one job: it must not take the others along
@@ -166,6 +174,7 @@ class Run:
                     final = item
                     continue
                 self.appender.add(self.lease.job_id, item.data, count=item.count)
+                self.on_first(self.lease.job_id)
                 if assembler is not None:
                     assembler.feed(item.data)
         return final

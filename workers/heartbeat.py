@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
-from redis.retry import Retry
+from redis.exceptions import RedisError
 
+from broker.errors import RedisAway
 from broker.job import Lease
+from broker.keys import PoolKeys
 from broker.scripts import Beat, renew
+from broker.thread_link import ThreadLink
 
 log = logging.getLogger("headway.heartbeat")
 BEATS_PER_LEASE = 3
@@ -34,13 +34,7 @@ class Heartbeat:
         self._worker_id = worker_id
         self._lease_s = lease_s
         self._timeout_s = lease_s / BEATS_PER_LEASE
-        self._client = redis.Redis.from_url(
-            url,
-            protocol=2,
-            socket_timeout=self._timeout_s,
-            socket_connect_timeout=self._timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._link = ThreadLink(url, key=PoolKeys(pool).prefix, timeout_s=self._timeout_s)
         self._held: dict[str, tuple[int, float]] = {}  # job id: token, trusted until (monotonic s)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -85,7 +79,7 @@ class Heartbeat:
         self._now.set()
         if self._thread is not None:
             self._thread.join(self._timeout_s * 2)
-        self._client.close()
+        self._link.close()
 
     def _run(self, loop: asyncio.AbstractEventLoop, *, describe: Describe, on_lost: OnLost) -> None:
         while not self._stop.is_set():
@@ -112,7 +106,7 @@ class Heartbeat:
             return []
         try:
             lost = self._send(Beat(self._worker_id, describe(), tuple(held.items()), self._lease_s))
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, RedisAway) as error:
             log.warning("heartbeat did not reach Redis: %s", error)
             return self._distrusted()
         with self._lock:
@@ -128,9 +122,4 @@ class Heartbeat:
             return [job_id for job_id, (_, until) in self._held.items() if until < horizon]
 
     def _send(self, beat: Beat) -> list[str]:
-        call = renew(self._pool, beat)
-        try:
-            lost = self._client.execute_command(*call.evalsha())  # type: ignore[no-untyped-call]
-        except NoScriptError:
-            lost = self._client.execute_command(*call.eval())  # type: ignore[no-untyped-call]
-        return [job_id.decode() for job_id in lost]
+        return [job_id.decode() for job_id in self._link.run(renew(self._pool, beat))]

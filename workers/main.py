@@ -19,16 +19,17 @@ from typing import Any, get_args
 import uvloop
 
 from broker.config import EMBEDDED, Config, Dialect, load_config
-from broker.connection import Pipe, check_server, connect
+from broker.connection import Pipe, check_servers
 from broker.consumer import Consumer
 from broker.errors import BrokerError, ConfigError, RedisAway, RedisUnsuitable
 from broker.fleet import WorkerRecord, announce_pool
 from broker.job import POOL_NAME, base32
+from broker.policy import Asking
 from broker.reaper import reap_forever
-from broker.scripts import Limits
 from broker.settings import Settings, load_settings
 from workers.appender import Appender
 from workers.batch.events import CeleryEvents
+from workers.capacity import Plan
 from workers.control import hear_aborts
 from workers.engine import Engine, EngineUnavailable
 from workers.engines.exchange import HttpOptions
@@ -52,12 +53,15 @@ class Options:
     model: str | None
     slots: int | None
     api_key: str | None = None
+    kv_tokens: int | None = None
 
 
 def parse(argv: list[str], config: Config) -> Options:
     """Command line over headway.yaml. Exits with usage on a wrong flag; raises ConfigError on a wrong value."""
     parser = argparse.ArgumentParser(
-        prog="headway worker", description="Pull jobs of one pool for one engine."
+        prog="headway worker",
+        description="Pull jobs of one pool for one engine.",
+        epilog="HEADWAY_REDIS_URL names the queue's Redis; without it, that of `headway up` in HEADWAY_HOME.",
     )
     parser.add_argument("--pool", required=True, help="the pool to serve, as in headway.yaml")
     parser.add_argument(
@@ -66,6 +70,9 @@ def parse(argv: list[str], config: Config) -> Options:
     parser.add_argument("--dialect", choices=get_args(Dialect), help="what the server is (default: openai)")
     parser.add_argument("--model", help="the engine's name for the model (default: the first it lists)")
     parser.add_argument("--slots", type=int, help="concurrent requests (default: what the engine says)")
+    parser.add_argument(
+        "--kv-tokens", type=int, help="size of the engine's KV cache (default: not looked at)"
+    )
     args = parser.parse_args(argv)
     if not POOL_NAME.fullmatch(args.pool):
         raise ConfigError(f"--pool {args.pool!r}: a name is up to 64 letters, digits, '.', '_' and '-'")
@@ -82,8 +89,21 @@ def parse(argv: list[str], config: Config) -> Options:
         dialect=args.dialect or (from_file.dialect if from_file else "openai"),
         model=args.model or (from_file.model if from_file else None),
         slots=args.slots or (from_file.slots if from_file else None),
+        kv_tokens=args.kv_tokens or (from_file.kv_tokens if from_file else None),
         api_key=from_file.api_key.get_secret_value() if from_file and from_file.api_key else None,
     )
+
+
+def warn_of_unknown_pool(pool: str, config: Config) -> None:
+    """Allowed, for any worker may announce a pool; but mostly it is a slip."""
+    names = [model.pool for model in config.models]
+    if pool not in names:
+        log.warning(
+            "pool %s is not in headway.yaml here (it names %s): only requests whose `model` is %s come to it",
+            pool,
+            ", ".join(names),
+            pool,
+        )
 
 
 def build_engine(options: Options, settings: Settings) -> Engine:
@@ -105,7 +125,7 @@ class Worker:
         self._settings = settings
         self._options = options
         self._engine = engine
-        self._limits = Limits(settings.lease_s, settings.max_engine_errors, settings.max_worker_deaths)
+        self._limits = settings.limits
         self.worker_id = f"{socket.gethostname()[:24]}-{os.getpid()}-{base32(time.time_ns(), 5)}"
         self._stop = asyncio.Event()
         self._puller: Puller | None = None
@@ -151,7 +171,8 @@ class Worker:
 
     async def _serve(self, stack: AsyncExitStack, pipe: Pipe, *, slots: int, model: str) -> None:
         settings, pool, url = self._settings, self._options.pool, self._settings.redis_url
-        consumer = Consumer(pipe, url, pool=pool, worker_id=self.worker_id, limits=self._limits)
+        asking = Asking(self.worker_id, settings.lease_s, settings.aging, settings.passing)
+        consumer = Consumer(pipe, url, pool=pool, asking=asking, limits=self._limits)
         stack.push_async_callback(consumer.close)
         heartbeat = Heartbeat(url, pool=pool, worker_id=self.worker_id, lease_s=settings.lease_s)
         appender = Appender(
@@ -160,7 +181,9 @@ class Worker:
         backoff = Backoff(settings.retry_base_s, settings.retry_cap_s)
         means = Means(self._engine, consumer, appender, heartbeat, backoff)
         observers: list[Observer] = [CeleryEvents(settings, pool=pool, worker_id=self.worker_id)]
-        puller = self._puller = Puller(means, slots=slots, drain_s=settings.drain_s, observers=observers)
+        puller = self._puller = Puller(
+            means, plan=self._plan(slots), drain_s=settings.drain_s, observers=observers
+        )
         await announce_pool(pipe, pool)
         heartbeat.start(self._describe(puller, slots=slots, model=model), puller.lost)
         tasks = [
@@ -181,6 +204,10 @@ class Worker:
             for observer in observers:
                 observer.close()
             await self._leave(consumer)
+
+    def _plan(self, slots: int) -> Plan:
+        after_s = self._settings.preempt_after_s or None
+        return Plan(slots, self._settings.bulk_reserve, self._options.kv_tokens, after_s)
 
     async def _leave(self, consumer: Consumer) -> None:
         try:
@@ -208,11 +235,7 @@ class Worker:
 
 
 async def check_redis(settings: Settings) -> None:
-    client = connect(settings.redis_url, timeout_s=settings.redis_timeout_s)
-    try:
-        await check_server(client)
-    finally:
-        await client.aclose()
+    await check_servers(settings.redis_url, timeout_s=settings.redis_timeout_s)
 
 
 async def serve(settings: Settings, options: Options) -> None:
@@ -224,10 +247,12 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings()
-        options = parse(sys.argv[1:] if argv is None else argv, load_config(settings))
+        config = load_config(settings)
+        options = parse(sys.argv[1:] if argv is None else argv, config)
         logging.basicConfig(
             level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+        warn_of_unknown_pool(options.pool, config)
         uvloop.run(serve(settings, options))
     except (ConfigError, RedisUnsuitable) as error:
         print(f"headway worker: {error}", file=sys.stderr)  # noqa: T201 - a program's last words

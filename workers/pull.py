@@ -17,7 +17,8 @@ from broker.consumer import Consumer
 from broker.errors import RedisAway
 from broker.job import Lease
 from workers.appender import Appender
-from workers.capacity import Ledger
+from workers.capacity import Ledger, Plan
+from workers.doorbell import Doorbell
 from workers.engine import Engine
 from workers.execute import Backoff, Outcome, Run
 from workers.heartbeat import Heartbeat
@@ -25,6 +26,8 @@ from workers.heartbeat import Heartbeat
 log = logging.getLogger("headway.pull")
 REDIS_RETRY_S = 0.3
 PROBE_S = 1.0
+IDLE_S = 5.0
+PASSED_S = 1.0  # at most, before a job that was passed over is looked at again
 
 
 class Observer(Protocol):
@@ -52,18 +55,20 @@ class Puller:
     """`run` returns after `drain`, when nothing is running any more."""
 
     def __init__(
-        self, means: Means, *, slots: int, drain_s: float, observers: Iterable[Observer] = ()
+        self, means: Means, *, plan: Plan, drain_s: float, observers: Iterable[Observer] = ()
     ) -> None:
         self._means = means
-        self.ledger = Ledger(slots)
+        self.ledger = Ledger(plan)
         self.claimed = 0
+        self.preempted = 0
         self.reachable = True
         self._drain_s = drain_s
         self._observers = tuple(observers)
         self._running: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
         self._room = asyncio.Event()
         self._draining = asyncio.Event()
-        self._handing_back = False
+        self._returning: dict[str, str] = {}  # job id: why it is handed back
+        self._bell = Doorbell(means.consumer)
         self._impatient = asyncio.Event()
         self._busy_until = 0.0
 
@@ -103,6 +108,7 @@ class Puller:
             except (RedisAway, RedisError, OSError) as error:
                 log.warning("cannot claim: %s", error)
                 await self._pause(REDIS_RETRY_S)
+        await self._bell.close()
         with contextlib.suppress(RedisAway):
             await self._means.consumer.wake_another()  # the last wait may have taken a marker along
         await self._finish_running()
@@ -116,29 +122,49 @@ class Puller:
         if rest_s > 0:
             await self._pause(rest_s)
             return
+        self._room.clear()
         if not self.ledger.free:
-            self._room.clear()
-            await self._room.wait()
+            await self._wait_for_room()
             return
         asked_at = time.monotonic()
-        claimed = await self._means.consumer.claim(self.ledger.free)
+        claimed = await self._means.consumer.claim(self.ledger.room())
         self._means.heartbeat.hold(claimed.leases, asked_at)
         for lease in claimed.leases:
             self._start(lease)
-        if not claimed.more:
-            await self._wait_for_work(claimed.next_due_s)
+        if claimed.more or not self.ledger.free:
+            return
+        at_most_s = min(IDLE_S, IDLE_S if claimed.next_due_s is None else claimed.next_due_s)
+        if claimed.passed:
+            await self._bell.wait(
+                self._room, self._draining, at_most_s=min(at_most_s, PASSED_S), for_all=False
+            )
+        else:
+            await self._bell.wait(self._draining, at_most_s=at_most_s, for_all=True)
 
-    async def _wait_for_work(self, next_due_s: float | None) -> None:
-        waiting = asyncio.create_task(self._means.consumer.wait(60.0 if next_due_s is None else next_due_s))
-        draining = asyncio.create_task(self._draining.wait())
-        try:
-            await asyncio.wait({waiting, draining}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                waiting.result()
-        finally:
-            for task in (waiting, draining):
-                task.cancel()
-            await asyncio.gather(waiting, draining, return_exceptions=True)
+    async def _wait_for_room(self) -> None:
+        """Full: until a slot frees, or a P0 job has waited long enough for batch work to be stopped."""
+        patience_s = self.ledger.plan.preempt_after_s
+        if patience_s is None or self.ledger.victim() is None:
+            await self._room.wait()
+            return
+        rung = await self._bell.wait(self._room, at_most_s=IDLE_S, for_all=False)
+        if rung:
+            await self._make_room(patience_s)
+
+    async def _make_room(self, patience_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._room.wait()
+                return
+        waited_s = await self._means.consumer.urgent_s()
+        victim = self.ledger.victim()
+        if waited_s is None or victim is None or self.ledger.free:
+            return
+        log.info("%s is stopped for a P0 job that has waited %.2f s", victim, waited_s)
+        self.preempted += 1
+        self._returning[victim] = "preempt"
+        self._running[victim][1].cancel()
+        await self._room.wait()
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, but not through a drain."""
@@ -150,15 +176,16 @@ class Puller:
 
     async def _probe(self) -> None:
         """An engine that cannot be reached gets no jobs until its health endpoint answers."""
-        await self._pause(PROBE_S)
-        if await self._means.engine.health():
+        if not await self._means.engine.health():
+            await self._pause(PROBE_S)
+        else:
             log.info("engine %s answers again", self._means.engine.name)
             self.reachable = True
             self._means.heartbeat.beat_soon()
 
     def _start(self, lease: Lease) -> None:
         self.claimed += 1
-        self.ledger.take(lease.job_id)
+        self.ledger.take(lease, now=time.monotonic())
         for observer in self._observers:
             observer.started(lease)
         task = asyncio.create_task(self._work(lease), name=lease.job_id)
@@ -173,7 +200,8 @@ class Puller:
             appender=means.appender,
             trusted_until=means.heartbeat.trusted_until,
             backoff=means.backoff,
-            draining=lambda: self._handing_back,
+            handing_back=self._returning.get,
+            on_first=self.ledger.begin,
         )
         try:
             outcome = await run.execute()
@@ -183,6 +211,7 @@ class Puller:
     def _end(self, lease: Lease, outcome: Outcome, *, run_s: float) -> None:
         self._means.heartbeat.drop(lease.job_id)
         self._running.pop(lease.job_id, None)
+        self._returning.pop(lease.job_id, None)
         self.ledger.give_back(lease.job_id)
         self._room.set()
         if outcome is Outcome.UNREACHABLE and self.reachable:
@@ -204,8 +233,7 @@ class Puller:
         await asyncio.wait(either, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         finished.cancel()
         impatient.cancel()
-        self._handing_back = True
-        for task in tasks:
-            if not task.done():
-                task.cancel()
+        for job_id, (_, task) in list(self._running.items()):
+            self._returning[job_id] = "drain"
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

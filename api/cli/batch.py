@@ -9,10 +9,15 @@ import orjson
 import typer
 
 from api.cli.client import Client
+from api.cli.job import parameter
 from broker.settings import ClientSettings
 
 app = typer.Typer(help="Files of requests: submit, status, cancel, results, list.", no_args_is_help=True)
 
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Of each answer to a plain line.")]
+Param = Annotated[
+    list[str] | None, typer.Option(help="For plain lines: engine parameter, as temperature=0. Repeatable.")
+]
 POLL_S = 0.5
 TERMINAL = ("completed", "failed", "expired", "cancelled")
 INTERRUPTED = 130
@@ -32,6 +37,8 @@ def submit(
     endpoint: Annotated[str, typer.Option(help="As the file says if not given, else chat.")] = "",
     window: Annotated[str, typer.Option(help="Time for the whole batch, such as 24h.")] = "24h",
     out: Out = None,
+    max_tokens: MaxTokens = None,
+    param: Param = None,
     again: Annotated[bool, typer.Option("--again", help="A new batch, even if this file has one.")] = False,
 ) -> None:
     """Submit OpenAI's batch lines, or plain {"prompt": …} lines. The same command again goes on where it was."""
@@ -39,7 +46,9 @@ def submit(
     from api.cli.batch_submit import submit as hand_in
 
     settings = ClientSettings()
-    order = Order(file, model, service_class, endpoint, window)
+    parameters = dict(parameter(text) for text in param or ())
+    parameters |= {"max_tokens": max_tokens} if max_tokens else {}
+    order = Order(file, model, service_class, endpoint, window, parameters)
     patient = Patient(settings, say=note)
     try:
         batch, known = hand_in(patient, order, notes=Notes(settings.home, order.fingerprint()), again=again)
@@ -88,7 +97,7 @@ def follow(patient: Any, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def conclude(batch: dict[str, Any], out: Path | None) -> None:
-    """Says how it ended, fetches the answers if asked to. Exit code 1 unless the batch is completed."""
+    """Says how it ended, fetches what is wanted. Exit code 1 unless the batch is completed and every line answered."""
     counts = batch["request_counts"]
     note(f"{batch['status']}: {counts['completed']} of {counts['total']} answered, {counts['failed']} failed")
     for error in (batch["errors"] or {"data": []})["data"]:
@@ -96,9 +105,14 @@ def conclude(batch: dict[str, Any], out: Path | None) -> None:
     if out is not None and batch["output_file_id"]:
         fetch(batch["output_file_id"], out)
         note(f"answers: {out}")
-    if batch["error_file_id"]:
-        note(f"errors: headway batch results {batch['id']} --errors")
-    if batch["status"] != "completed":
+    failed = f"{counts['failed']} of {counts['total']} failed; errors"
+    if batch["error_file_id"] and out is not None:
+        errors = out.with_name(f"{out.stem}.errors.jsonl")
+        fetch(batch["error_file_id"], errors)
+        note(f"{failed} in {errors}")
+    elif batch["error_file_id"]:
+        note(f"{failed}: headway batch results {batch['id']} --errors")
+    if batch["status"] != "completed" or counts["failed"]:
         raise typer.Exit(1)
 
 

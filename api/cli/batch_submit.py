@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,18 +29,19 @@ UPLOAD_TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be submitted. `endpoint` "": as the file says."""
+    """What is to be submitted. `endpoint` "": as the file says. `parameters`: for the engine, in plain lines."""
 
     path: Path
     model: str | None = None
     service_class: str = "P2"
     endpoint: str = ""
     window: str = "24h"
+    parameters: dict[str, Any] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """Of the content and of everything that makes another batch of it. Raises ConfigError."""
         options = [self.model, self.service_class.upper(), self.endpoint, self.window]
-        digest = hashlib.sha256(orjson.dumps(options))
+        digest = hashlib.sha256(orjson.dumps([*options, self.parameters], option=orjson.OPT_SORT_KEYS))
         try:
             with self.path.open("rb") as source:
                 while chunk := source.read(1 << 20):
@@ -84,7 +85,7 @@ class Patient:
 
     def __init__(self, settings: ClientSettings, *, say: Callable[[str], None]) -> None:
         self._settings = settings
-        self._say = say
+        self.say = say
 
     def ask(self, question: Callable[[Client], T]) -> T:
         """Repeats the question while nobody answers. Raises RequestRefused, and NoAnswer after PATIENCE_S."""
@@ -99,7 +100,7 @@ class Patient:
                 if time.monotonic() > give_up:
                     raise
                 if delay_s > 1:
-                    self._say(f"waiting for Headway: {error}")
+                    self.say(f"waiting for Headway: {error}")
             time.sleep(delay_s)
             delay_s = min(delay_s * 2, 5.0)
 
@@ -130,8 +131,11 @@ def submit(
 def _upload(patient: Patient, order: Order, *, steps: Steps) -> None:
     model = functools.cache(lambda: order.model or patient.ask(Client.first_model))
     with order.path.open("rb") as source, tempfile.TemporaryFile() as target:
-        wishes = Wishes(model, order.endpoint)
-        steps.endpoint = convert(source, target, wishes=wishes).endpoint
+        wishes = Wishes(model, order.endpoint, order.parameters)
+        done = convert(source, target, wishes=wishes)
+        steps.endpoint = done.endpoint
+        if done.mute:
+            patient.say(f"no prompt and no messages in line {', '.join(map(str, done.mute))}: it will fail")
 
         def send(client: Client) -> Any:
             target.seek(0)

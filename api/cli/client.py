@@ -10,6 +10,7 @@ from broker.errors import BrokerError
 from broker.settings import ClientSettings
 
 ANSWER_S = 60.0
+UNAUTHORIZED = 401
 
 
 class RequestRefused(BrokerError):
@@ -101,6 +102,7 @@ def refused(status: int, content: bytes) -> RequestRefused:
     try:
         error = orjson.loads(content)["error"]
         where = f" [{error['param']}]" if error.get("param") else ""
-        return kind(f"{error['message']}{where} ({error.get('code') or error.get('type') or status})")
+        key = "; HEADWAY_API_KEY has to hold one of this Headway's keys" if status == UNAUTHORIZED else ""
+        return kind(f"{error['message']}{where} ({error.get('code') or error.get('type') or status}){key}")
     except (ValueError, KeyError, TypeError):
         return kind(f"HTTP {status}: {content[:200].decode('utf-8', errors='replace')}")

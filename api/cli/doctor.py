@@ -9,28 +9,29 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from api.cli.doctor_pools import check_pools
+from api.cli.finding import Finding, Level
 from api.cli.home import Home
 from api.cli.listener import answers_200
 from api.cli.parts import CELERY_APP, python
 from api.cli.redis_server import find_binary
 from broker.config import Config, load_config
-from broker.connection import Pipe, check_server, connect
+from broker.connection import check_servers, connect
 from broker.errors import BrokerError, ConfigError
-from broker.fleet import look
+from broker.locate import locator
 from broker.settings import Settings, child_environment, load_settings
-
-Level = Literal["ok", "warn", "fail"]
+from broker.storage import check_scheme
 
 SKEW_WARN_S = 1.0
+NOT_STARTED = "none runs: start it with `headway up`, or name a running one in HEADWAY_REDIS_URL"
 DISK_WARN_BYTES = 5 * 2**30
 DISK_FAIL_BYTES = 2**29
 CELERY_ANSWER_S = 20.0  # most of it is Python loading Celery
@@ -46,13 +47,6 @@ PACKAGES = (
     "uvicorn",
     "uvloop",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    level: Level
-    topic: str
-    text: str
 
 
 def examine(*, say: Callable[[str], None]) -> bool:
@@ -71,7 +65,12 @@ async def _examine(settings: Settings, config: Config, *, say: Callable[[str], N
 
 
 async def findings(settings: Settings, config: Config) -> AsyncIterator[Finding]:
-    for finding in (*check_packages(config), *check_disk(settings.home), *check_home(settings)):
+    for finding in (
+        *check_packages(config),
+        *check_files(settings),
+        *check_disk(settings.home),
+        *check_home(settings),
+    ):
         yield finding
     reachable = True
     for name in ("redis_url", "stream_url"):
@@ -79,8 +78,10 @@ async def findings(settings: Settings, config: Config) -> AsyncIterator[Finding]
         if name != "redis_url" and url == settings.redis_url:
             continue
         for finding in await check_redis(url):
-            yield finding
-            reachable = reachable and not finding.text.startswith("Redis does not answer")
+            away = finding.text.startswith("Redis does not answer")
+            stopped = away and settings.redis_is_own and not Home(settings.home).locked()
+            yield Finding("fail", "redis", NOT_STARTED) if stopped else finding
+            reachable = reachable and not away
     if not reachable:
         return
     for finding in [
@@ -93,9 +94,10 @@ async def findings(settings: Settings, config: Config) -> AsyncIterator[Finding]
 
 async def check_redis(url: str) -> list[Finding]:
     """Reachable, version, eviction (broker/connection.py), then durability, memory and clock."""
-    client = connect(url)
+    client: Redis | None = None
     try:
-        info = await check_server(client)
+        info = await check_servers(url)
+        client = connect(await locator(url).find(""))
         return [
             Finding("ok", "redis", f"version {info['redis_version']}, maxmemory-policy noeviction"),
             *durability(info),
@@ -107,7 +109,8 @@ async def check_redis(url: str) -> list[Finding]:
     except (RedisError, OSError) as error:
         return [Finding("fail", "redis", f"stopped answering: {error}")]
     finally:
-        await client.aclose()
+        if client is not None:
+            await client.aclose()
 
 
 def durability(info: dict[str, Any]) -> Iterator[Finding]:
@@ -145,29 +148,6 @@ async def check_clock(client: "Redis") -> Finding:
             "warn", "clock", f"Redis is {skew_s:+.1f} s from this machine: times in logs differ. Run NTP"
         )
     return Finding("ok", "clock", f"{skew_s * 1000:+.0f} ms from Redis")
-
-
-async def check_pools(settings: Settings, config: Config) -> list[Finding]:
-    pipe = Pipe(settings.redis_url)
-    found: list[Finding] = []
-    try:
-        for model in config.models:
-            view = await look(pipe, model.pool)
-            ready, topic = view.ready_workers, f"pool {model.pool}"
-            states = ", ".join(f"{w.worker_id} is {w.state}" for w in view.workers if w.state != "ready")
-            if not ready:
-                hint = f"start `headway worker --pool {model.pool} --engine {model.engine}`"
-                found.append(Finding("fail", topic, f"no ready worker ({states or 'none at all'}): {hint}"))
-            else:
-                level: Level = "warn" if states or view.dead else "ok"
-                dead = f"; {view.dead} dead letters" if view.dead else ""
-                text = f"{len(ready)} ready workers, {view.slots} slots, {sum(view.waiting)} jobs wait{dead}"
-                found.append(Finding(level, topic, f"{text}{'; ' + states if states else ''}"))
-    except BrokerError as error:
-        found.append(Finding("fail", "pools", str(error)))
-    finally:
-        await pipe.close()
-    return found
 
 
 async def check_celery(settings: Settings) -> Finding:
@@ -227,6 +207,13 @@ def check_packages(config: Config) -> Iterator[Finding]:
         )
 
 
+def check_files(settings: Settings) -> Iterator[Finding]:
+    try:
+        check_scheme(settings.files_url)
+    except ConfigError as error:
+        yield Finding("fail", "files", str(error))
+
+
 def check_disk(home: Path) -> Iterator[Finding]:
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -252,7 +239,9 @@ def check_home(settings: Settings) -> Iterator[Finding]:
     elif settings.redis_is_own:
         try:
             yield Finding(
-                "warn", "up", f"nothing runs in {home.path}; `headway up` would use {find_binary()}"
+                "warn",
+                "up",
+                f"nothing runs in {home.path}: start it with `headway up` (it would use {find_binary()})",
             )
         except ConfigError as error:
             yield Finding("fail", "up", str(error))

@@ -20,7 +20,11 @@ SLOWEST_STOP_S = 60.0  # beyond HEADWAY_DRAIN_S
 def detach(*, say: Callable[[str], None]) -> None:
     """Returns when everything is ready. Raises ConfigError with what `headway up` said if it stopped before."""
     home = Home(load_settings().home)
-    home.prepare()
+    with home.in_use():
+        _detach(home, say=say)
+
+
+def _detach(home: Home, *, say: Callable[[str], None]) -> None:
     with home.lock():
         log = home.fresh_log(LOG)
         home.up_file.unlink(missing_ok=True)
@@ -48,13 +52,17 @@ def down(*, say: Callable[[str], None]) -> None:
     settings = load_settings()
     home = Home(settings.home)
     if home.locked():
+        say(
+            f"stopping the Headway in {home.path}: running jobs get up to {settings.drain_s:g} s to finish; "
+            "Ctrl-C hands them back to the queue at once"
+        )
         _stop_supervisor(home, patience_s=settings.drain_s + SLOWEST_STOP_S)
         say(f"stopped the Headway in {home.path}")
     elif leftovers := home.leftovers():
         say(f"the Headway in {home.path} crashed; ending {len(leftovers)} processes that it left")
         end(leftovers)
     else:
-        say(f"no Headway runs in {home.path}")
+        say(f"no Headway runs in {home.path}; another directory is named by HEADWAY_HOME")
     home.up_file.unlink(missing_ok=True)
 
 
@@ -66,7 +74,11 @@ def _stop_supervisor(home: Home, *, patience_s: float) -> None:
     try:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-            process.wait(patience_s)
+            try:
+                process.wait(patience_s)
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait(patience_s)
     except psutil.TimeoutExpired:
         raise ConfigError(
             f"pid {process.pid} did not stop within {patience_s:g} s; `kill -9 {process.pid}` is safe: "

@@ -7,6 +7,7 @@ pid and start time together, so that a stranger who got a freed pid is never sig
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import orjson
 import psutil
 
-from broker.errors import ConfigError
+from broker.errors import BrokerError, ConfigError
 
 SAME_START_S = 2.0  # start times are read with the resolution of the boot time
 
@@ -82,6 +83,18 @@ class Home:
             raise ConfigError(
                 f"HEADWAY_HOME={self.path} cannot be used: {error.strerror} ({error.filename})"
             ) from None
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Makes the directory; what it made it takes away again if the block fails before any data is in there."""
+        fresh = not self.path.exists()
+        self.prepare()
+        try:
+            yield
+        except BrokerError:
+            if fresh and not any(self.redis.iterdir()):
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def fresh_log(self, name: str) -> Path:
         """An empty log; the last run's is kept as NAME.log.1."""

@@ -18,11 +18,16 @@ JobId = Annotated[str, typer.Argument(metavar="ID")]
 @app.command()
 def submit(
     *,
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
     model: Annotated[
         str | None, typer.Option(help="Pool or alias; the first one there is if not given.")
     ] = None,
-    service_class: Annotated[str, typer.Option("--class", help="P0, P1, P2 or P3.")] = "P1",
+    service_class: Annotated[
+        str | None, typer.Option("--class", help="P0, P1, P2 or P3; P2 if not given.")
+    ] = None,
+    completion: Annotated[
+        bool, typer.Option("--completion", help="The raw prompt, without a chat template.")
+    ] = False,
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds from now.")] = None,
     callback_url: Annotated[str | None, typer.Option(help="Told when the job has ended.")] = None,
     param: Annotated[
@@ -34,8 +39,10 @@ def submit(
     from api.cli.client import Client
     from broker.settings import ClientSettings
 
-    body: dict[str, Any] = {"class": service_class, "prompt": sys.stdin.read() if prompt == "-" else prompt}
-    given = {"deadline_s": deadline_s, "callback_url": callback_url}
+    text = sys.stdin.read() if prompt == "-" else prompt
+    chat = {"messages": [{"role": "user", "content": text}]}
+    body: dict[str, Any] = {"prompt": text} if completion else chat
+    given = {"class": service_class, "deadline_s": deadline_s, "callback_url": callback_url}
     body |= {name: value for name, value in given.items() if value is not None}
     body |= dict(parameter(text) for text in param or ())
     with Client(ClientSettings()) as client:

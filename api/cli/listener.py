@@ -11,11 +11,15 @@ from broker.errors import ConfigError
 
 BACKLOG = 2048
 ANSWER_S = 3.0
+MAX_PORT = 65535
 OPEN_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a wildcard address is reached from here
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. Raises ConfigError that says who has the port and what to do."""
+def listen(host: str, port: int, *, setting: str = "HEADWAY_PORT") -> socket.socket:
+    """A listening socket; port 0 takes any free one. Raises ConfigError that says who has the port and what to do.
+
+    `setting`: the variable to change.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -29,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock.close()
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error.strerror}{_taken_by(port)}. Stop what uses it, "
-            "or choose another: HEADWAY_PORT=8001 (0 takes any free one)"
+            f"or choose another: {setting}={port + 1 if port < MAX_PORT else MAX_PORT - 1} (0 takes any free one)"
         ) from None
     return sock
 
@@ -49,15 +53,27 @@ def url_of(sock: socket.socket, *, host: str) -> str:
 
 
 async def answers_200(url: str) -> bool:
-    """Whether GET answers 200 in time. Without an HTTP library, for the supervisor stays small."""
+    """Whether GET answers 200 in time."""
+    return await status_of(url) == b"200"
+
+
+async def answers(url: str) -> bool:
+    """Whether a web server answers there in time, whatever it says."""
+    return bool(await status_of(url))
+
+
+async def status_of(url: str) -> bytes:
+    """Of GET; empty without an answer. Without an HTTP library, for the supervisor stays small."""
     parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    host = parts.netloc.rpartition("@")[2]
+    ask = f"GET {parts.path or '/'} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     try:
         async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            port = parts.port or (443 if secure else 80)
+            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
             with contextlib.closing(writer):
-                writer.write(
-                    f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode()
-                )
-                return (await reader.readline()).split(b" ")[1:2] == [b"200"]
-    except (OSError, TimeoutError):
-        return False
+                writer.write(ask.encode())
+                return b"".join((await reader.readline()).split(b" ")[1:2])
+    except (OSError, ValueError, TimeoutError):
+        return b""

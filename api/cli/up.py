@@ -1,6 +1,6 @@
 """`headway up`: brings all parts up in one home directory, keeps them, and takes them down again in order.
 
-The order: lock, leftovers, socket, Redis, everything else at once; `up.json` and `ready` once each part answers.
+The order: lock, leftovers, sockets, Redis, everything else at once; `up.json` and `ready` once each part answers.
 """
 
 import asyncio
@@ -10,29 +10,32 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from api.cli.announce import command_line, part_lines, pool_lines
 from api.cli.home import Home, end
 from api.cli.listener import listen, url_of
 from api.cli.parts import Part, api_part, engine_parts, redis_part
 from api.cli.probes import probe_of, redis_answers
-from api.cli.redis_server import RedisServer, find_binary, free_port, port_is_free, stable_port
-from api.cli.supervisor import Supervisor
+from api.cli.redis_server import RedisServer, adopt, find_binary, free_port, port_is_free, stable_port
+from api.cli.supervisor import PartFailed, Supervisor
 from broker.config import Config, load_config
-from broker.connection import Pipe, check_server, connect
+from broker.connection import Pipe, check_servers
 from broker.errors import BrokerError
 from broker.settings import Settings, child_environment, load_settings
 
 READY_S = 180.0  # an engine may have to load its weights
 REDIS_READY_S = 600.0  # a large AOF takes a while to read
+OPTIONAL_READY_S = 30.0
 FLOWER_PORT = 5555  # Flower's own default
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """The first signal asks to stop, the second one not to wait for anything."""
+    """The first signal asks to stop, the second to hand running jobs back, the third not to wait for anything."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.kill = asyncio.Event()
 
     def listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -40,7 +43,8 @@ class Interrupts:
             loop.add_signal_handler(name, self._note)
 
     def _note(self) -> None:
-        (self.hurry if self.stop.is_set() else self.stop).set()
+        events = (self.stop, self.hurry, self.kill)
+        next((event for event in events if not event.is_set()), self.kill).set()
 
 
 class Up:
@@ -56,6 +60,8 @@ class Up:
 
     async def run(self, interrupts: Interrupts) -> None:
         """Until it is asked to stop. Raises ConfigError, PartFailed, RedisUnsuitable."""
+        if self.settings.flower_port:
+            listen("127.0.0.1", self.settings.flower_port, setting="HEADWAY_FLOWER_PORT").close()
         with listen(self.settings.host, self.settings.port) as listener:
             rising = asyncio.create_task(self._rise(listener))
             try:
@@ -65,10 +71,21 @@ class Up:
                     await interrupts.stop.wait()
             finally:
                 await cancel(rising)
-                falling = asyncio.create_task(self.supervisor.stop())
-                await first_of(falling, interrupts.hurry.wait())
-                await cancel(falling)
+                await self._fall(interrupts)
                 self.home.up_file.unlink(missing_ok=True)
+
+    async def _fall(self, interrupts: Interrupts) -> None:
+        if self._ready:
+            self.say(
+                f"stopping: running jobs get up to {self.settings.drain_s:g} s to finish (HEADWAY_DRAIN_S); "
+                "a second Ctrl-C hands them back to the queue at once"
+            )
+        falling = asyncio.create_task(self.supervisor.stop())
+        await first_of(falling, interrupts.hurry.wait())
+        if not falling.done():
+            self.supervisor.hurry()
+            await first_of(falling, interrupts.kill.wait())
+        await cancel(falling)
 
     async def _rise(self, listener: socket.socket) -> None:
         own_redis = await self._start_redis() if self.settings.redis_is_own else None
@@ -80,20 +97,24 @@ class Up:
             decided["redis_url"] = own_redis.url
         self.settings = load_settings(**decided)
         self.supervisor.env = child_environment(self.settings)
-        client = connect(self.settings.redis_url)
-        try:
-            await check_server(client)
-        finally:
-            await client.aclose()
+        info = await check_servers(self.settings.redis_url)
+        if not own_redis:
+            self.say(f"  Redis {info['redis_version']} of HEADWAY_REDIS_URL")
         await self._start_rest(listener)
         self.supervisor.settle()
+        notices = await pool_lines(self.config)
         self._ready = True
         self._record()
-        self._announce()
+        for line in (*part_lines(self.supervisor.running.values(), home=self.home), *notices, command_line()):
+            if line:
+                self.say(line)
+        self.say("ready")
 
     async def _start_redis(self) -> Part:
+        binary = find_binary()
+        self.say(f"  redis-server {adopt(self.home.redis, binary=binary)}: {binary}")
         server = RedisServer(
-            binary=find_binary(),
+            binary=binary,
             port=stable_port(self.home.redis),
             directory=self.home.redis,
             appendfsync=self.settings.appendfsync,
@@ -113,10 +134,19 @@ class Up:
             self.supervisor.start(part)
         pipe = Pipe(self.settings.redis_url)
         try:
-            for part in parts:
-                await self.supervisor.until(part, probe_of(part, pipe=pipe), timeout_s=READY_S)
+            for part in sorted(parts, key=lambda part: part.optional):
+                await self._until_ready(part, pipe=pipe)
         finally:
             await pipe.close()
+
+    async def _until_ready(self, part: Part, *, pipe: Pipe) -> None:
+        timeout_s = OPTIONAL_READY_S if part.optional else READY_S
+        try:
+            await self.supervisor.until(part, probe_of(part, pipe=pipe), timeout_s=timeout_s)
+        except PartFailed:
+            if not part.optional:
+                raise
+            self.say(f"{part.name} is not ready (log: {self.home.log(part.name)}); the rest does without it")
 
     def _record(self) -> None:
         """`up.json`, from the moment that everything is ready; again whenever a part has a new pid."""
@@ -135,19 +165,6 @@ class Up:
         api = next({"url": part["url"], "pid": part["pid"]} for part in parts if part["kind"] == "api")
         self.home.write_up({"api": api, "parts": parts})
 
-    def _announce(self) -> None:
-        width = max(len(name) for name in self.supervisor.running)
-        for running in self.supervisor.running.values():
-            part = running.part
-            self.say(f"  {part.name:<{width}}  pid {running.identity.pid:<7}  {part.url or ''}".rstrip())
-        embedded = [model.pool for model in self.config.models if model.embedded]
-        if embedded:
-            self.say(
-                f"  pools {', '.join(embedded)}: the embedded demonstration model; name real engines in headway.yaml"
-            )
-        self.say(f"  logs in {self.home.log('*').parent}")
-        self.say("ready")
-
 
 async def first_of(task: "asyncio.Task[None]", event: Coroutine[Any, Any, Any]) -> None:
     """Returns when either has ended, without taking the task's result."""
@@ -165,9 +182,12 @@ async def cancel(task: "asyncio.Task[None]") -> None:
 def run_up(*, say: Callable[[str], None]) -> None:
     """Raises BrokerError with a message for the user."""
     settings = load_settings()
+    if not settings.files_url.startswith("file:"):
+        from broker.storage import check_scheme  # which loads fsspec
+
+        check_scheme(settings.files_url)
     up = Up(settings, load_config(settings), say=say)
-    up.home.prepare()
-    with up.home.lock():
+    with up.home.in_use(), up.home.lock():
         end(up.home.leftovers())
         up.home.up_file.unlink(missing_ok=True)
         asyncio.run(_until_signal(up))

@@ -8,18 +8,20 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from api import body
-from api.errors import ApiError, invalid
+from api.errors import invalid
+from api.idempotency import key_of, reused
 from api.rendering import Json
 from api.routes.files import page, services_of, store_of
 from api.services import Services
 from api.submit import Wishes, parse_class
+from broker import request_checks
 from broker.batch_record import TIMES, BatchSpec, BatchView, message_for, metadata_of
 from broker.batch_scripts import PLAN
 from broker.batches import BatchStore
 from broker.files import FileStore
 from broker.job import ServiceClass
 
-ENDPOINTS = (body.CHAT, body.COMPLETIONS, body.EMBEDDINGS)
+ENDPOINTS = tuple(request_checks.SUBJECTS)
 WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_S = 30 * 86_400.0
@@ -37,13 +39,13 @@ async def create_batch(request: Request) -> Json:
     """Accepts a batch. With an `Idempotency-Key` header a repeat returns the batch that there is."""
     services = services_of(request)
     wishes = Wishes.read(request.scope["headers"])
-    key = request.headers.get("idempotency-key", "")
+    key = key_of(request.scope["headers"])
     spec = understand(body.parse(await body.read(request.receive)), wishes=wishes, key=key)
     files = store_of(services)
     await _check_input(files, spec)
     batch = await store(services).create(spec)
     if differs(batch.spec, spec):
-        raise ApiError(409, "this idempotency key was used for another batch", code="idempotency_key_reused")
+        raise reused("batch")
     await files.keep(spec.input_file_id, for_s=spec.window_s + services.settings.batch_ttl_s)
     name, ids = message_for(batch.batch_id, PLAN)
     services.celery_send(name, *ids)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api import body, documents, jobs, schema
 from api.errors import ApiError, invalid
+from api.idempotency import key_of
 from api.rendering import Json
 from api.services import Services
 from api.submit import Wishes, parse_class
@@ -17,6 +18,7 @@ from broker.errors import UnknownJob
 from broker.job import JobView, Status
 
 MAX_WAIT_S = 60.0
+MOST_DEAD = 1000  # of a pool, that a listing looks at
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -28,11 +30,14 @@ def services_of(request: Request) -> Services:
 
 @router.post("", status_code=202, openapi_extra=schema.JOB_BODY)
 async def submit_job(request: Request) -> Json:
-    """Queues a request for later; the class is P2 unless `class`, the header or `service_tier` says otherwise."""
+    """Queues a request for later; the class is P2 unless `class`, the header or `service_tier` says otherwise.
+
+    With an `Idempotency-Key` header a repeat returns the job that there is.
+    """
     services = services_of(request)
-    wishes = Wishes.read(request.scope["headers"])
+    wishes, key = Wishes.read(request.scope["headers"]), key_of(request.scope["headers"])
     asked = await jobs.understand(services, await body.read(request.receive), wishes=wishes)
-    document = await jobs.submit(services, asked)
+    document = await jobs.submit(services, asked, key=key)
     return Json(document, status_code=202, headers={"x-headway-job": document["id"]})
 
 
@@ -62,9 +67,7 @@ async def list_jobs(request: Request, listed: Annotated[Listed, Query()]) -> Jso
     lists = await asyncio.gather(
         *(load(services, pool, wanted=wanted) for pool in await services.fleet.pools())
     )
-    found = sorted(
-        (job for some in lists for job in some), key=lambda job: (job.created, job.job_id), reverse=True
-    )
+    found = sorted((job for some in lists for job in some), key=_age, reverse=True)
     page = [documents.job_document(job) for job in found[: listed.limit]]
     return Json({"object": "list", "data": page, "has_more": len(found) > listed.limit})
 
@@ -74,9 +77,17 @@ async def _listed(services: Services, pool: str, *, wanted: producer.Query) -> l
 
 
 async def _dead(services: Services, pool: str, *, wanted: producer.Query) -> list[JobView]:
-    ids = await services.producer.dead(pool, limit=wanted.limit)
-    found = await asyncio.gather(*(services.producer.get(i) for i in ids), return_exceptions=True)
-    return [job for job in found if isinstance(job, JobView)]
+    """Of the newest dead letters of the pool those that are wanted."""
+    after = await services.producer.get(wanted.after, with_result=False) if wanted.after else None
+    ids = await services.producer.dead(pool, limit=MOST_DEAD)
+    seen = await asyncio.gather(*(services.producer.get(i) for i in ids), return_exceptions=True)
+    found = (job for job in seen if isinstance(job, JobView) and producer.matches(job, wanted))
+    older = (job for job in found if after is None or _age(job) < _age(after))
+    return sorted(older, key=_age, reverse=True)[: wanted.limit]
+
+
+def _age(job: JobView) -> tuple[float, str]:
+    return job.created, job.job_id
 
 
 def _statuses(text: str | None) -> frozenset[Status]:

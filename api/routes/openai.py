@@ -10,9 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from api import body, errors, sse
 from api.errors import ClientGone
+from api.idempotency import key_of, keyed_job
 from api.rendering import send_json
 from api.services import Services
 from api.submit import Wishes, attached_job, job_headers, name_job, understand
+from broker import request_checks
 from broker.errors import BrokerError
 from broker.job import Submission
 from broker.stream import Mailbox, Message, Position, follow
@@ -30,12 +32,12 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
-        wishes = Wishes.read(scope["headers"])
+        wishes, key = Wishes.read(scope["headers"]), key_of(scope["headers"])
         raw = await body.read(receive)
         asked = await understand(services, self._endpoint, raw=raw, wishes=wishes)
-        job = await attached_job(services, asked)
+        job = await (keyed_job(services, asked, key=key) if key else attached_job(services, asked))
         try:
-            await Exchange(services, job, receive=receive, send=send).run()
+            await Exchange(services, job, receive=receive, send=send, keyed=bool(key)).run()
         except ClientGone:
             return
         except BrokerError as error:
@@ -43,29 +45,43 @@ class Inference:
 
 
 class Exchange:
-    """One job and the connection that waits for it. However it ends early, the job is cancelled."""
+    """One job and the connection that waits for it. However it ends early, the job is cancelled.
 
-    __slots__ = ("ended", "job", "receive", "send", "services")
+    `keyed`: the job has an idempotency key. The connection may be the second one, and its early end is not the job's.
+    """
 
-    def __init__(self, services: Services, job: Submission, *, receive: Receive, send: Send) -> None:
+    __slots__ = ("ended", "job", "keyed", "receive", "send", "services")
+
+    def __init__(
+        self, services: Services, job: Submission, *, receive: Receive, send: Send, keyed: bool
+    ) -> None:
         self.services = services
         self.job = job
         self.receive = receive
         self.send = send
+        self.keyed = keyed
         self.ended = False
 
     async def run(self) -> None:
         """Raises BrokerError as long as nothing was sent."""
+        if self.keyed:
+            async with self.services.hub.watch(self.job.job_id) as box:
+                await self._follow(box)
+        else:
+            with self.services.hub.mailbox(self.job.job_id) as box:
+                await self._follow(box)
+
+    async def _follow(self, box: Mailbox) -> None:
         job = self.job
         late = errors.deadline_passed(job.deadline_s)
-        with self.services.hub.mailbox(job.job_id) as box, sse.attended(self.receive, box):
+        with sse.attended(self.receive, box):
             timer = asyncio.get_running_loop().call_later(job.deadline_s + GRACE_S, box.leave, late)
             try:
                 await self.services.producer.submit(job)
                 await (self._stream(box) if job.stream else self._whole(box))
             finally:
                 timer.cancel()
-                if not self.ended:
+                if not (self.ended or self.keyed):
                     self.services.abandon(job.job_id)
 
     async def _whole(self, box: Mailbox) -> None:
@@ -115,4 +131,4 @@ def _queue_header(message: Message) -> tuple[bytes, bytes]:
 
 
 def routes() -> list[BaseRoute]:
-    return [Route(path, Inference(path), methods=["POST"]) for path in body.SUBJECTS]
+    return [Route(path, Inference(path), methods=["POST"]) for path in request_checks.SUBJECTS]

@@ -1,11 +1,14 @@
--- Puts a job that is not running back where claim finds it: with its first score, at once or after `delay_ms`.
-local function requeue(p, id, class, score, now, delay_ms)
+-- Puts a job that is not running back in the queue: with its first score and its level, at once or after `delay_ms`.
+local function requeue(p, id, now, delay_ms)
   redis.call('ZREM', p .. 'leases', id)
-  redis.call('HSET', p .. 'job:' .. id, 'status', 'queued')
+  local key = p .. 'job:' .. id
+  local job = redis.call('HMGET', key, 'class', 'level', 'score', 'aged', 'age')
+  redis.call('HSET', key, 'status', 'queued')
+  if tonumber(job[5]) > 0 then redis.call('ZADD', p .. 'aging', now + job[5], id) end
   if delay_ms > 0 then
     redis.call('ZADD', p .. 'delayed', now + delay_ms, id)
+    redis.call('ZADD', p .. 'marker', 0, 'work') -- a waiting worker learns when it is due
   else
-    redis.call('ZADD', p .. 'ready:' .. class, score, id)
-    redis.call('ZADD', p .. 'marker', 0, 'work')
+    place(p, id, job)
   end
 end

@@ -3,7 +3,7 @@
 -- ARGV: 1 id
 -- RETURNS: the status before, or false if there is no such job
 -- INVARIANT: a job that has ended stays as it ended.
--- INCLUDES: now, tell, settle
+-- INCLUDES: now, tell, place, cap, settle
 local job = redis.call('HMGET', KEYS[2], unpack(SETTLE_FIELDS))
 if job[1] == 'queued' or job[1] == 'running' then
   settle(KEYS[1], ARGV[1], job, 'cancelled', now_ms(), '', 0)

@@ -1,10 +1,10 @@
 -- Accepts one job: into its class's ready set, or held back until it is fed.
--- KEYS: 1 job, 2 payload, 3-6 ready:0..3, 7 delayed, 8 deadlines, 9 marker, 10 index, 11 fair, 12 stats
+-- KEYS: 1 job, 2 payload, 3-6 ready:0..3, 7 delayed, 8 deadlines, 9 aging, 10 index, 11 fair, 12 stats, 13 prefix
 -- ARGV: 1 id, 2 class, 3 cost_ms, 4 sjf_weight, 5 priority_ms, 6 weight, 7 deadline_ms, 8 hold_ms, 9 payload,
---       10 index_cap, 11 reply, 12.. name, value pairs of the job's hash
+--       10 index_cap, 11 reply, 12 age_ms (0: never promoted), 13.. name, value pairs of the job's hash
 -- RETURNS: {created 0|1, status, jobs that are claimed before it, or -1}
 -- INVARIANT: an id is accepted once; a repeat only renews where to reply.
--- INCLUDES: now
+-- INCLUDES: now, place
 local known = redis.call('HGET', KEYS[1], 'status')
 if known then
   if ARGV[11] ~= '' then redis.call('HSET', KEYS[1], 'reply', ARGV[11]) end
@@ -22,9 +22,9 @@ local deadline = now + tonumber(ARGV[7])
 redis.call('SET', KEYS[2], ARGV[9]) -- first, for it is refused when memory is full: nothing is accepted then
 local finish = math.ceil(start + cost / math.max(weight, 1e-9))
 if weight > 0 and finish > now then redis.call('SET', KEYS[11], finish, 'PX', finish - now) end
-redis.call('HSET', KEYS[1], 'status', 'queued', 'class', class, 'score', score, 'cost', cost, 'created', now,
+redis.call('HSET', KEYS[1], 'status', 'queued', 'class', class, 'level', class, 'age', ARGV[12], 'score', score, 'cost', cost, 'created', now,
   'deadline', deadline, 'token', 0, 'seq', 0, 'attempts', 0, 'errors', 0, 'deaths', 0, 'reply', ARGV[11],
-  unpack(ARGV, 12))
+  unpack(ARGV, 13))
 redis.call('ZADD', KEYS[8], deadline, ARGV[1])
 redis.call('HINCRBY', KEYS[12], 'enqueued:' .. class, 1)
 local cap = tonumber(ARGV[10])
@@ -32,12 +32,12 @@ if cap > 0 then
   redis.call('ZADD', KEYS[10], now, ARGV[1])
   redis.call('ZREMRANGEBYRANK', KEYS[10], 0, -(cap + 1))
 end
+if tonumber(ARGV[12]) > 0 then redis.call('ZADD', KEYS[9], now + ARGV[12], ARGV[1]) end
 local hold = tonumber(ARGV[8])
 if hold > 0 then
   redis.call('ZADD', KEYS[7], now + hold, ARGV[1])
 else
-  redis.call('ZADD', KEYS[3 + class], score, ARGV[1])
-  redis.call('ZADD', KEYS[9], 0, 'work')
+  place(KEYS[13], ARGV[1], { ARGV[2], ARGV[2], score })
 end
 local ahead = redis.call('ZRANK', KEYS[3 + class], ARGV[1]) -- among equal scores too
   or redis.call('ZCOUNT', KEYS[3 + class], '-inf', string.format('%.17g', score))

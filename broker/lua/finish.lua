@@ -3,7 +3,7 @@
 -- ARGV: 1 id, 2 token, 3 status (succeeded|failed), 4 data, 5 prompt, 6 completion, 7 cached tokens
 -- RETURNS: 1 done, 2 this token had done it before, 0 the token is stale
 -- INVARIANT: a job ends once; a stale token changes nothing.
--- INCLUDES: now, tell, settle
+-- INCLUDES: now, tell, place, cap, settle
 local job = redis.call('HMGET', KEYS[2], unpack(SETTLE_FIELDS))
 if job[3] ~= ARGV[2] then return 0 end
 if job[1] == ARGV[3] then return 2 end

@@ -1,9 +1,9 @@
 -- Recovers what nobody else will: leases of dead workers, retries that are due, jobs past their deadline.
 -- KEYS: 1 prefix, 2 leases, 3 delayed, 4 deadlines, 5 index, 6 dead, 7 workers, 8 stats, 9 reaped
--- ARGV: 1 every_ms, 2 limit, 3 max_deaths, 4 keep_ms, 5 index_ms, 6 error for a death (JSON)
+-- ARGV: 1 every_ms, 2 limit, 3 max_deaths, 4 keep_ms, 5 index_ms, 6 error for a death (JSON), 7-10 ages (ms)
 -- RETURNS: {deaths, due, expired}, or {} if another process did it less than every_ms ago
 -- INVARIANT: guarded by status and expiry; bounded by limit; a job goes back with its first score.
--- INCLUDES: now, tell, settle, requeue, bury
+-- INCLUDES: now, tell, place, cap, settle, requeue, bury, promote
 if redis.call('EXISTS', KEYS[9]) == 1 then return {} end
 redis.call('DEL', KEYS[9]) -- a first write that memory pressure cannot refuse
 redis.call('SET', KEYS[9], 1, 'PX', ARGV[1])
@@ -20,7 +20,8 @@ local function died(id)
   deaths = deaths + 1
   if more[2] == '1' and tonumber(job[4]) > 0 then return settle(p, id, job, 'failed', now, ARGV[6], 0) end
   if count > tonumber(ARGV[3]) then return bury(p, id, job, now, ARGV[6], tonumber(ARGV[4])) end
-  requeue(p, id, job[2], more[1], now, 0)
+  requeue(p, id, now, 0)
+  free_cap(p, job[10], job[11], now)
   tell(p, id, job[5], 'retry ' .. job[3] .. ' ' .. job[4] .. ' 0 queued', '')
 end
 
@@ -34,11 +35,12 @@ end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, limit)) do overdue(id) end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, limit)) do died(id) end
+promote(p, now, { ARGV[7], ARGV[8], ARGV[9], ARGV[10] }, limit)
 local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, limit)
 for _, id in ipairs(due) do
   redis.call('ZREM', KEYS[3], id)
-  local job = redis.call('HMGET', p .. 'job:' .. id, 'class', 'score')
-  if job[1] then requeue(p, id, job[1], job[2], now, 0) end
+  local job = redis.call('HMGET', p .. 'job:' .. id, 'class', 'level', 'score', 'aged')
+  if job[1] then place(p, id, job) end
 end
 local old = { [KEYS[5]] = ARGV[5], [KEYS[6]] = ARGV[4], [KEYS[7]] = ARGV[1] * 60 }
 for key, age in pairs(old) do

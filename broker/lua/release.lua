@@ -1,9 +1,9 @@
 -- Gives a lease back: after an engine error (counted), or uncounted because the worker drains or the engine is busy.
 -- KEYS: 1 prefix, 2 job, 3 history, 4 stats
--- ARGV: 1 id, 2 token, 3 reason (error|busy|drain), 4 delay_ms, 5 max_errors, 6 error (JSON), 7 keep_ms
+-- ARGV: 1 id, 2 token, 3 reason (error|busy|drain|preempt), 4 delay_ms, 5 max_errors, 6 error (JSON), 7 keep_ms
 -- RETURNS: 1 will be tried again, 2 it was the last try, 0 the token is stale
 -- INVARIANT: the score stays; an answer whose first byte a connection has seen is not begun again.
--- INCLUDES: now, tell, settle, requeue, bury
+-- INCLUDES: now, tell, place, cap, settle, requeue, bury
 local job = redis.call('HMGET', KEYS[2], unpack(SETTLE_FIELDS))
 if job[1] ~= 'running' or job[3] ~= ARGV[2] then return 0 end
 local more = redis.call('HMGET', KEYS[2], 'score', 'errors', 'attached')
@@ -25,6 +25,8 @@ if errors > tonumber(ARGV[5]) then
   return 2
 end
 redis.call('HINCRBY', KEYS[4], 'retried:' .. ARGV[3], 1)
-requeue(KEYS[1], ARGV[1], job[2], more[1], now, tonumber(ARGV[4]))
+if ARGV[3] == 'preempt' then redis.call('HINCRBY', KEYS[2], 'preempts', 1) end
+requeue(KEYS[1], ARGV[1], now, tonumber(ARGV[4]))
+free_cap(KEYS[1], job[10], job[11], now)
 tell(KEYS[1], ARGV[1], job[5], 'retry ' .. job[3] .. ' ' .. job[4] .. ' 0 queued', '')
 return 1

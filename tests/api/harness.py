@@ -12,18 +12,19 @@ import uvicorn
 from openai import AsyncOpenAI
 
 from api.app import create_app
-from broker import fleet, scripts
+from broker import fleet, policy, scripts
 from broker.config import Config, ModelConfig
 from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
 from broker.fleet import WorkerRecord
 from broker.job import Lease
+from broker.policy import Asking
 from broker.producer import Producer
 from broker.settings import Settings
 from tests.conditions import wait_until
 
 CONFIG = Config(models=(ModelConfig(pool="small", aliases=("gpt-small",)), ModelConfig(pool="large")))
-LIMITS = scripts.Limits()
+LIMITS = policy.Limits()
 
 
 @dataclass(slots=True)
@@ -38,7 +39,9 @@ class ScriptedWorker:
     @classmethod
     async def join(cls, url: str, pool: str, *, state: str = "ready") -> "ScriptedWorker":
         pipe = Pipe(url)
-        worker = cls(pipe, Consumer(pipe, url, pool=pool, worker_id=f"scripted-{pool}", limits=LIMITS), pool)
+        worker = cls(
+            pipe, Consumer(pipe, url, pool=pool, asking=Asking(f"scripted-{pool}"), limits=LIMITS), pool
+        )
         await worker.announce(state)
         return worker
 
@@ -90,7 +93,7 @@ class ScriptedWorker:
     async def bury(self, lease: Lease, error: bytes) -> None:
         """An engine error past the limit of retries."""
         last_try = scripts.Return("error", error=error)
-        call = scripts.release(lease.job_id, lease.token, given=last_try, limits=scripts.Limits(max_errors=0))
+        call = scripts.release(lease.job_id, lease.token, given=last_try, limits=policy.Limits(max_errors=0))
         assert await self.pipe.run(call) == 2
 
     async def stream_next(self, *texts: str) -> None:

@@ -15,6 +15,7 @@ from tests.api.harness import Served, chat, serve
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
+NOBODY = "job_00000000000000000000000000.small"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -83,6 +84,12 @@ JOB_FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+JOB_FIELDS |= {
+    f"{name} instead of deadline_s": ({name: 60}, name, "unknown_parameter")
+    for name in ("deadline", "deadline_ms", "deadline_at", "timeout", "timeout_s", "ttl")
+}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(redis_server: RedisServer) -> AsyncIterator[Served]:
     """One server for the whole table: no case leaves anything behind, which each of them checks."""
@@ -118,6 +125,13 @@ async def test_a_wrong_field_is_400_and_named(served: Served, *, case: str, path
     fields, param = FIELDS[case]
     body = {name: value for name, value in chat(**fields).items() if value is not None}
     assert (await refused(served, path, content=orjson.dumps(body)))["param"] == param
+
+
+async def test_the_words_are_those_of_a_batchs_error_file(served: Served) -> None:
+    """The same table for a line of a batch: tests/workers/batch/test_lines.py."""
+    error = await refused(served, CHAT, json=chat(max_tokens=-1))
+    assert error["message"] == "max_tokens must be between 1 and 1000000, not -1"
+    assert (error["code"], error["param"]) == ("invalid_value", "max_tokens")
 
 
 @pytest.mark.parametrize("case", JOB_FIELDS)
@@ -187,9 +201,14 @@ async def test_null_stands_for_absent(served: Served) -> None:
         ("DELETE", "/v1/jobs/job_00000000000000000000000000.small", 404),
         ("POST", "/v1/jobs/job_00000000000000000000000000.small/redrive", 404),
         ("GET", "/v1/jobs?after=job_00000000000000000000000000.small", 404),
-        ("GET", "/v1/jobs?limit=0", 422),
-        ("GET", "/v1/jobs?limit=x", 422),
-        ("GET", "/v1/jobs?stat=queued", 422),
+        ("GET", "/v1/jobs?limit=0", 400),
+        ("GET", "/v1/jobs?limit=x", 400),
+        ("GET", "/v1/jobs?stat=queued", 400),
+        ("GET", f"/v1/jobs/{NOBODY}?wait=x", 400),
+        ("GET", f"/v1/jobs/{NOBODY}?wait=-1", 400),
+        ("GET", f"/v1/jobs/{NOBODY}?wait=61", 400),
+        ("GET", f"/v1/jobs/{NOBODY}?wait=nan", 400),
+        ("GET", "/v1/batches?limit=0", 400),
         ("GET", "/v1/jobs?status=odd", 400),
         ("GET", "/v1/jobs?class=P7", 400),
         ("GET", "/v1/models/none", 404),

@@ -24,7 +24,7 @@ def events_of(text: str) -> list[Event]:
 
 
 async def submitted(served: Served, **fields: Any) -> str:
-    response = await served.http.post("/v1/jobs", json=chat(**{"class": "P1"}, **fields))
+    response = await served.http.post("/v1/jobs", json=chat(**({"class": "P1"} | fields)))
     return str(response.json()["id"])
 
 
@@ -139,6 +139,37 @@ async def test_chunks_that_are_no_longer_kept_are_a_gap(served: Served, worker: 
     assert [data for name, _, data in events if name == "gap"] == [{"after": "1-1", "resumes_after": "1-2"}]
     assert [event_id for event_id, _ in texts(events)] == ["1-3", "1-4"]
     assert events[-1][0] == "done"
+
+
+@pytest.mark.parametrize("service_class", ["P0", "P1", "P2", "P3"])
+async def test_a_job_that_has_ended_is_told_in_the_order_in_which_it_happened(
+    served: Served, worker: ScriptedWorker, *, service_class: str
+) -> None:
+    job_id = await submitted(served, **{"class": service_class})
+    await served.producer.feed(job_id)
+    lease = await worker.claim()
+    assert lease.stream, "tokens of every class can be watched"
+    await worker.append(lease, chunk_payload("a"), chunk_payload("b"), seq=2)
+    await worker.finish(lease, whole_answer("ab"))
+    told = [(name, data.get("status")) for name, _, data in await watched(served, job_id)]
+    begun = [("status", "queued"), ("status", "running")]
+    ended = [("status", "succeeded"), ("done", "succeeded")]
+    assert told == [*begun, ("chunk", None), ("chunk", None), *ended]
+    resumed = [(name, data.get("status")) for name, _, data in await watched(served, job_id, after="1-1")]
+    assert resumed == [("status", "running"), ("chunk", None), *ended]
+
+
+@pytest.mark.parametrize(("claimed", "begun"), [(True, ["queued", "running"]), (False, ["queued"])])
+async def test_an_end_without_chunks_is_told_after_what_came_before_it(
+    served: Served, worker: ScriptedWorker, *, claimed: bool, begun: list[str]
+) -> None:
+    job_id = await submitted(served, stream=False)
+    if claimed:
+        assert not (await worker.claim()).stream
+    await served.http.delete(f"/v1/jobs/{job_id}")
+    events = await watched(served, job_id)
+    assert [data["status"] for name, _, data in events if name == "status"] == [*begun, "cancelled"]
+    assert events[-1][2]["error"]["code"] == "job_cancelled"
 
 
 async def test_a_cancelled_job_ends_the_stream(served: Served, worker: ScriptedWorker) -> None:

@@ -151,3 +151,28 @@ async def test_an_upload_that_breaks_off_leaves_nothing(served: Served, settings
     with contextlib.suppress(asyncio.CancelledError):
         await sending
     await wait_until(lambda: stored(settings) == [], what="the bytes are gone")
+
+
+@pytest.mark.parametrize(
+    ("body", "boundary"),
+    [
+        (
+            b"".join(
+                b'--b\r\nContent-Disposition: form-data; name="f%d"\r\n\r\nx\r\n' % n for n in range(500)
+            ),
+            "b",
+        ),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n1\r\n' * 2 + b"--b--",
+            "b",
+        ),
+        (b"", "b" * 5000),
+    ],
+    ids=["many fields", "two files", "endless boundary"],
+)
+async def test_an_odd_form_is_a_400(served: Served, settings: Settings, body: bytes, boundary: str) -> None:
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    refused = await served.http.post("/v1/files", content=body, headers=headers)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "invalid_form"
+    assert stored(settings) == []

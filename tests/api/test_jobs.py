@@ -184,6 +184,46 @@ async def test_listing_goes_over_all_pools_newest_first_page_by_page(served: Ser
     }
 
 
+async def test_a_job_that_ended_without_an_answer_says_why(served: Served) -> None:
+    cancelled, late = [await submitted(served, **{"class": "P1"}, deadline_s=0.02 + 60 * n) for n in (1, 0)]
+    await served.http.delete(f"/v1/jobs/{cancelled['id']}")
+    found = [await polled(served, job["id"], wait=20) for job in (cancelled, late)]
+    assert [job["status"] for job in found] == ["cancelled", "expired"]
+    assert [job["error"] for job in found] == [
+        {
+            "message": f"{cancelled['id']} was cancelled",
+            "type": "invalid_request_error",
+            "code": "job_cancelled",
+            "param": None,
+        },
+        {
+            "message": "no answer within the deadline of 0.02 s",
+            "type": "server_error",
+            "code": "deadline_exceeded",
+            "param": None,
+        },
+    ]
+
+
+async def test_dead_letters_are_listed_by_status_class_and_page(
+    served: Served, worker: ScriptedWorker
+) -> None:
+    ids = []
+    for service_class in ("P0", "P1", "P1"):
+        ids.append((await submitted(served, **{"class": service_class}))["id"])
+        await worker.bury(await worker.claim(), b'{"message":"bad","code":"c"}')
+
+    async def listed(**query: Any) -> list[str]:
+        found = (await served.http.get("/v1/jobs", params={"dead": True, **query})).json()["data"]
+        return [job["id"] for job in found]
+
+    assert await listed() == ids[::-1]
+    assert await listed(**{"class": "P1"}) == [ids[2], ids[1]]
+    assert await listed(**{"class": "P1"}, status="failed", limit=1) == [ids[2]]
+    assert await listed(**{"class": "P3"}) == await listed(status="succeeded") == []
+    assert await listed(after=ids[2], limit=1) == [ids[1]]
+
+
 async def test_a_dead_letter_is_listed_with_its_history_and_redriven_once(
     served: Served, worker: ScriptedWorker
 ) -> None:

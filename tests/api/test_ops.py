@@ -123,3 +123,12 @@ async def test_the_page_is_one_file_that_loads_nothing_from_elsewhere(served: Se
 async def test_every_endpoint_is_described(served: Served, *, path: str, method: str) -> None:
     document = orjson.loads((await served.http.get("/openapi.json")).content)
     assert method in document["paths"][path]
+
+
+async def test_bad_input_is_described_as_400_as_it_is_answered(served: Served) -> None:
+    paths = orjson.loads((await served.http.get("/openapi.json")).content)["paths"]
+    statuses = {
+        status for path in paths.values() for operation in path.values() for status in operation["responses"]
+    }
+    assert "400" in statuses
+    assert "422" not in statuses

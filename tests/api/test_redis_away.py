@@ -1,6 +1,7 @@
 """Redis going away and coming back, on a server of the test's own."""
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from api.cli.redis_server import RedisServer, wait_for
 from api.services import open_services
 from broker.errors import RedisAway, RedisUnsuitable
 from broker.settings import Settings
-from tests.api.harness import CONFIG, ScriptedWorker, chat, serve, whole_answer
+from tests.api.harness import CONFIG, ScriptedWorker, chat, chunk_payload, serve, whole_answer
 from tests.conditions import wait_until
 from tests.conftest import start_redis
 
@@ -94,3 +95,47 @@ async def test_the_api_does_not_start_without_redis(own_redis: OwnRedis) -> None
     with pytest.raises(RedisAway, match="HEADWAY_REDIS_URL"):
         async with open_services(Settings(redis_url=own_redis.url), CONFIG):
             pass
+
+
+async def test_a_stream_goes_on_after_redis_has_come_back(own_redis: OwnRedis) -> None:
+    worker = await ScriptedWorker.join(own_redis.url, "small")
+    async with serve(Settings(redis_url=own_redis.url)) as served:
+        await served.pipe.command("CONFIG", "SET", "appendfsync", "always")
+        asking = asyncio.create_task(served.http.post(CHAT, json=chat(stream=True)))
+        lease = await worker.claim()
+        await worker.append(lease, chunk_payload("before "), seq=1)
+        own_redis.kill()
+        own_redis.start()
+
+        async def written() -> bool:
+            with contextlib.suppress(RedisAway):
+                await worker.append(lease, chunk_payload("after"), seq=2)
+                await worker.finish(lease)
+                return True
+            return False
+
+        await wait_until(written)
+        events = (await asking).text
+        assert events.index("before ") < events.index("after") < events.index("[DONE]")
+        assert "error" not in events
+    await worker.close()
+
+
+async def test_a_caller_that_leaves_while_redis_is_away_takes_its_job_along(own_redis: OwnRedis) -> None:
+    worker = await ScriptedWorker.join(own_redis.url, "small")
+    async with serve(Settings(redis_url=own_redis.url)) as served:
+        await served.pipe.command("CONFIG", "SET", "appendfsync", "always")
+        asking = asyncio.create_task(served.http.post(CHAT, json=chat()))
+        lease = await worker.claim()
+        own_redis.kill()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        own_redis.start()
+
+        async def cancelled() -> bool:
+            with contextlib.suppress(RedisAway):
+                return await served.status(lease.job_id) == "cancelled"
+            return False
+
+        await wait_until(cancelled)
+    await worker.close()

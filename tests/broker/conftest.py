@@ -3,6 +3,7 @@
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from api.cli.redis_server import RedisServer, find_binary
 from broker import scripts
 from broker.connection import Pipe
 from broker.consumer import Consumer
+from broker.job import new_job_id
+from broker.policy import Asking
 from broker.producer import Producer
 from broker.stream import ReplyHub
 from tests.broker.jobs import KEYS, LIMITS, POOL, Backdoor, submission
@@ -36,15 +39,18 @@ def producer(pipe: Pipe) -> Producer:
 
 @pytest.fixture
 async def worker(pipe: Pipe, redis_url: str) -> AsyncIterator[Consumer]:
-    consumer = Consumer(pipe, redis_url, pool=POOL, worker_id="w1", limits=LIMITS)
+    consumer = Consumer(pipe, redis_url, pool=POOL, asking=Asking("w1"), limits=LIMITS)
     yield consumer
     await consumer.close()
 
 
 @pytest.fixture
 async def hub(redis_url: str) -> AsyncIterator[ReplyHub]:
+    """Its answers' channel of the pool is subscribed."""
     hub = ReplyHub(redis_url)
     await hub.start()
+    with hub.mailbox(new_job_id(POOL)) as box:
+        assert await box.get() is None
     yield hub
     await hub.close()
 
@@ -68,6 +74,7 @@ def own_redis(tmp_path: Path) -> Iterator[tuple[RedisServer, subprocess.Popen[by
 @pytest.fixture
 async def writer(producer: Producer, worker: Consumer, hub: ReplyHub) -> Writer:
     """Of a job that runs and replies to the hub."""
-    await producer.submit(submission(stream=True, reply_to=hub.address))
+    job = submission(stream=True)
+    await producer.submit(replace(job, reply_to=hub.address(job.job_id)))
     [lease] = (await worker.claim(1)).leases
     return Writer(worker, lease)

@@ -11,7 +11,7 @@ from broker.connection import Pipe
 from broker.consumer import Consumer
 from broker.job import Forecast, ServiceClass, Submission, new_job_id
 from broker.keys import PoolKeys
-from broker.scripts import Limits
+from broker.policy import Asking, Limits
 
 POOL = "small"
 KEYS = PoolKeys(POOL)
@@ -30,7 +30,7 @@ def submission(**changes: Any) -> Submission:
 @asynccontextmanager
 async def another(pipe: Pipe, url: str, name: str) -> AsyncIterator[Consumer]:
     """One more worker of the pool."""
-    consumer = Consumer(pipe, url, pool=POOL, worker_id=name, limits=LIMITS)
+    consumer = Consumer(pipe, url, pool=POOL, asking=Asking(name), limits=LIMITS)
     yield consumer
     await consumer.close()
 

@@ -47,10 +47,10 @@ def test_the_file_in_the_working_directory_is_read(monkeypatch: pytest.MonkeyPat
         ("models: [{pool: a/b}]", "models.0.pool: is no pool name"),
         ("models: [{pool: a, engine: 'gpu1:8000'}]", "models.0.engine: is neither"),
         ("models: [{pool: a, slots: 0}]", "models.0.slots: "),
-        ("models: [{pool: a, color: red}]", "models.0.color: "),
+        ("models: [{pool: a, color: red}]", "models.0.color: is not a known name here"),
         ("models: [{pool: a, dialect: trt}]", "models.0.dialect: "),
         ("models: [{pool: a}, {pool: b, aliases: [a]}]", "the name 'a' is used twice"),
-        ("- a", "valid dictionary"),
+        ("- a", "must be a mapping of names to values"),
     ],
 )
 def test_a_wrong_file_refuses_to_start_and_names_the_entry(tmp_path: Path, text: str, message: str) -> None:
@@ -63,3 +63,9 @@ def test_a_wrong_file_refuses_to_start_and_names_the_entry(tmp_path: Path, text:
 def test_a_named_file_that_is_absent_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
         load_config(Settings(config=tmp_path / "none.yaml"))
+
+
+def test_one_wrong_entry_is_one_message(tmp_path: Path) -> None:
+    error = read(tmp_path / "h.yaml", "models: [{pool: a, slots: many}]")
+    assert error.endswith("models.0.slots: must be a whole number")
+    assert ";" not in error

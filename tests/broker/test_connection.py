@@ -12,11 +12,12 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from api.cli.redis_server import RedisServer, free_port, wait_for
-from broker import scripts
+from broker import policy, scripts
 from broker.connection import Pipe, check_server, connect
 from broker.consumer import Consumer
 from broker.errors import RedisAway, RedisUnsuitable
 from broker.job import Status
+from broker.policy import Asking
 from broker.producer import Producer
 from broker.scripts import Ending
 from tests.broker.jobs import LIMITS, POOL, Backdoor, submission
@@ -86,9 +87,9 @@ async def test_command_that_cannot_be_encoded_does_not_stop_the_pipe(pipe: Pipe)
 
 async def test_scripts_that_the_server_forgot_are_sent_again(pipe: Pipe, backdoor: Backdoor) -> None:
     jobs = [submission() for _ in range(5)]
-    await pipe.run(scripts.enqueue(jobs[0], scripts.Order()))
+    await pipe.run(scripts.enqueue(jobs[0], policy.Order()))
     backdoor.ask("SCRIPT", "FLUSH")
-    calls = [scripts.enqueue(job, scripts.Order()) for job in jobs]
+    calls = [scripts.enqueue(job, policy.Order()) for job in jobs]
     calls.insert(3, scripts.cancel(jobs[0].job_id))
     answers = await pipe.run_all(calls)
     assert [answer[0] for i, answer in enumerate(answers) if i != 3] == [0, 1, 1, 1, 1]
@@ -99,7 +100,7 @@ async def test_scripts_that_the_server_forgot_are_sent_again(pipe: Pipe, backdoo
 async def test_scripts_flushed_between_any_two_calls_do_no_harm(pipe: Pipe, backdoor: Backdoor) -> None:
     for _ in range(5):
         job = submission()
-        for call in (scripts.enqueue(job, scripts.Order()), scripts.cancel(job.job_id)):
+        for call in (scripts.enqueue(job, policy.Order()), scripts.cancel(job.job_id)):
             backdoor.ask("SCRIPT", "FLUSH")
             await pipe.run(call)
         assert backdoor.status(job.job_id) == "cancelled"
@@ -157,7 +158,7 @@ async def test_kill_9_of_redis_loses_no_accepted_job(own_redis: Own) -> None:
     pipe = Pipe(own_redis[0].url)
     await pipe.command("CONFIG", "SET", "appendfsync", "always")
     producer = Producer(pipe)
-    worker = Consumer(pipe, own_redis[0].url, pool=POOL, worker_id="w1", limits=LIMITS)
+    worker = Consumer(pipe, own_redis[0].url, pool=POOL, asking=Asking("w1"), limits=LIMITS)
     running, waiting = submission(), submission()
     await producer.submit_many([running, waiting])
     [lease] = (await worker.claim(1)).leases
@@ -215,7 +216,7 @@ async def test_loading_server_is_away_not_broken(pipe: Pipe, backdoor: Backdoor)
     backdoor.ask("REPLICAOF", "127.0.0.1", free_port())
     try:
         with pytest.raises(RedisAway):
-            await pipe.run(scripts.enqueue(submission(), scripts.Order()))
+            await pipe.run(scripts.enqueue(submission(), policy.Order()))
     finally:
         backdoor.ask("REPLICAOF", "NO", "ONE")
 

@@ -3,7 +3,8 @@
 from broker import scripts
 from broker.connection import Pipe
 from broker.consumer import Consumer
-from broker.fleet import WorkerRecord, announce_pool, known_pools, look
+from broker.fleet import WorkerRecord, announce_pool, forget_pools, known_pools, look
+from broker.keys import PoolKeys
 from broker.producer import Producer
 from broker.scripts import Beat, Ending, Return
 from tests.broker.jobs import ERROR, KEYS, POOL, Backdoor, submission
@@ -83,3 +84,16 @@ async def test_worker_whose_record_ran_out_is_not_shown(pipe: Pipe, backdoor: Ba
     await pipe.run(scripts.renew(POOL, Beat("w1", RECORD.dump(), (), 10.0)))
     backdoor.ask("DEL", KEYS.worker("w1"))
     assert (await look(pipe, POOL)).workers == []
+
+
+async def test_a_pool_without_workers_and_jobs_is_forgotten_once_its_use_is_long_ago(
+    pipe: Pipe, producer: Producer, backdoor: Backdoor
+) -> None:
+    for pool in ("slip", POOL, "fresh"):
+        await announce_pool(pipe, pool)
+    await producer.submit(submission())
+    for pool in ("slip", POOL):
+        backdoor.ask("DEL", PoolKeys(pool).named("used"))
+    assert await forget_pools(pipe) == 1
+    assert await known_pools(pipe) == sorted(("fresh", POOL))
+    assert backdoor.ask("TTL", KEYS.named("used")) > 0

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from redis.exceptions import RedisError
 
-import broker.consumer
+import broker.blocking
 from api.cli.redis_server import RedisServer
 from broker.connection import Pipe
 from broker.consumer import Consumer
@@ -79,7 +79,7 @@ async def test_wait_on_a_server_that_hangs_fails(
     async with another(pipe, server.url, "w1") as worker:
         await worker.wait(0.01)
         with monkeypatch.context() as patch:
-            patch.setattr(broker.consumer, "GRACE_S", 0.0)
+            patch.setattr(broker.blocking, "GRACE_S", 0.0)
             process.send_signal(signal.SIGSTOP)
             with pytest.raises((RedisError, OSError)):
                 await worker.wait(0.01)

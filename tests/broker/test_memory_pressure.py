@@ -17,6 +17,7 @@ from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
 from broker.errors import QueueFull
 from broker.job import Lease, Status
+from broker.policy import Asking
 from broker.producer import Producer
 from broker.scripts import Beat, Ending, Return
 from tests.broker.jobs import ERROR, KEYS, LIMITS, POOL, Backdoor, submission
@@ -59,7 +60,7 @@ async def pipe(server_url: str, full: Backdoor) -> AsyncIterator[Pipe]:
 
 @pytest.fixture
 async def worker(pipe: Pipe, server_url: str) -> AsyncIterator[Consumer]:
-    consumer = Consumer(pipe, server_url, pool=POOL, worker_id="w1", limits=LIMITS)
+    consumer = Consumer(pipe, server_url, pool=POOL, asking=Asking("w1"), limits=LIMITS)
     yield consumer
     await consumer.close()
 

@@ -25,7 +25,8 @@ from hypothesis.stateful import (
 from broker import scripts
 from broker.connection import Pipe
 from broker.job import derived_job_id
-from broker.scripts import Beat, Call, Limits, Order, Return
+from broker.policy import Asking, Limits, Order, Room
+from broker.scripts import Beat, Call, Return
 from tests.broker import queue_audit
 from tests.broker.jobs import ERROR, KEYS, POOL, Backdoor
 from tests.broker.queue_draws import ENDINGS, FAR_S, Spec, picks, specs
@@ -113,7 +114,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def claim_up_to(self, n: int) -> None:
         self.backdoor.ask("ZPOPMIN", KEYS.named("marker"))  # as the worker that it woke
-        [[more, wait_ms, *rows]] = self.run(scripts.claim(POOL, "w1", n=n, lease_s=FAR_S))
+        [[more, wait_ms, *rows]] = self.run(scripts.claim(POOL, Asking("w1", FAR_S), room=Room(n)))
         self.model.end_delays()
         order = self.model.ready()
         alive = [job for job in order if not job.overdue]
@@ -123,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.check_expired(order, claimed)
         for row, job in zip(rows, alive, strict=False):
             self.model.take(job)
-            assert (row[1], int(row[2]), int(row[6]), row[10]) == (
+            assert (row[1], int(row[2]), int(row[6]), row[-1]) == (
                 job.token,
                 job.service_class,
                 job.attempts,

@@ -7,8 +7,9 @@ import pytest
 from broker import scripts
 from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
+from broker.policy import Asking, Limits, Order, Room
 from broker.producer import Producer
-from broker.scripts import Beat, Ending, Limits, Order, Return
+from broker.scripts import Beat, Ending, Return
 from tests.broker.jobs import KEYS, POOL, Backdoor, submission
 
 
@@ -36,10 +37,11 @@ def test_seconds_become_whole_milliseconds() -> None:
 
 
 def test_eval_sends_the_same_keys_and_arguments() -> None:
-    call = scripts.claim(POOL, "w1", n=2, lease_s=1.0)
+    call = scripts.claim(POOL, Asking("w1", 1.0), room=Room(2))
     assert call.evalsha()[0] == "EVALSHA"
     assert call.eval()[0] == "EVAL"
-    assert call.evalsha()[2:] == call.eval()[2:] == (9, *call.keys, "w1", 2, 1000)
+    assert call.evalsha()[2:] == call.eval()[2:] == (4, *call.keys, *call.args)
+    assert call.args[:3] == ("w1", 2, 1000)
 
 
 def test_unlisted_job_is_not_put_into_the_index() -> None:

@@ -76,7 +76,7 @@ def test_all_wrong_values_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_PROT", "8001")
-    with pytest.raises(ConfigError, match=r"HEADWAY_PROT is not a setting.*HEADWAY_PORT"):
+    with pytest.raises(ConfigError, match=r"HEADWAY_PROT is not a setting; did you mean HEADWAY_PORT\?"):
         load_settings()
 
 
@@ -134,4 +134,12 @@ def test_streams_on_another_redis_are_refused_rather_than_ignored(monkeypatch: p
     monkeypatch.setenv("HEADWAY_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("HEADWAY_STREAM_URL", "redis://127.0.0.1:2/0")
     with pytest.raises(ConfigError, match="HEADWAY_STREAM_URL"):
+        load_settings()
+
+
+def test_a_variable_that_is_like_no_setting_is_refused_in_one_short_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADWAY_XYZZY", "1")
+    with pytest.raises(ConfigError, match=r"^HEADWAY_XYZZY is not a setting; all are in docs/settings\.md$"):
         load_settings()

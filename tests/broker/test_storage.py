@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from broker.errors import ConfigError, UnknownFile
-from broker.storage import CHUNK_BYTES, TEMPORARY, Storage
+from broker.storage import CHUNK_BYTES, TEMPORARY, Storage, check_scheme
 from tests.broker.bucket import Bucket
 
 
@@ -115,3 +116,13 @@ async def test_leftovers_of_dead_writers_are_swept_when_old(tmp_path: Path) -> N
 def test_an_address_that_nothing_can_open_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="HEADWAY_FILES_URL"):
         Storage("nosuch://bucket")
+
+
+def test_a_scheme_that_cannot_be_opened_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_scheme("file:///data")
+    check_scheme("memory://x")
+    with pytest.raises(ConfigError, match=r"HEADWAY_FILES_URL.*nonsense"):
+        check_scheme("nonsense://x")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=r"HEADWAY_FILES_URL: s3:// .*pip install s3fs"):
+        check_scheme("s3://bucket/x")

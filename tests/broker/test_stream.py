@@ -173,7 +173,8 @@ async def test_unknown_job_has_no_stream(pipe: Pipe, hub: ReplyHub) -> None:
 async def test_reader_of_a_cancelled_job_is_told(
     pipe: Pipe, hub: ReplyHub, producer: Producer, replayed: bool
 ) -> None:
-    job = submission(reply_to=hub.address)
+    job_id = new_job_id(POOL)
+    job = submission(job_id=job_id, reply_to=hub.address(job_id))
     await producer.submit(job)
     with hub.mailbox(job.job_id) as box:
         await producer.cancel(job.job_id)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-import broker.stream
+import broker.ear
 from broker.connection import Pipe
 from broker.consumer import Consumer
 from broker.job import Status, new_job_id
@@ -13,6 +13,8 @@ from broker.stream import Mailbox, Message, ReplyHub
 from tests.broker.jobs import KEYS, POOL, Backdoor, submission
 from tests.broker.stream_ends import Writer, numbered, payloads, read
 from tests.conditions import wait_until
+
+HERE = new_job_id(POOL)
 
 
 async def test_reader_survives_the_loss_of_its_subscription(
@@ -42,7 +44,7 @@ async def test_watchers_that_come_during_a_reconnect_get_everything(
     while len(watchers) < 100:
         watchers.append(asyncio.create_task(watched()))
         await writer.write(1)
-    await wait_until(lambda: subscribers(backdoor, hub.address) == 1, what="subscribed again")
+    await wait_until(lambda: subscribers(backdoor, hub.address(HERE)) == 1, what="subscribed again")
     await writer.finish()
     for messages in await asyncio.gather(*watchers):
         assert payloads(messages) == numbered(1, 1, writer.seq)
@@ -52,7 +54,7 @@ async def test_hub_keeps_one_subscription_however_watchers_come(
     hub: ReplyHub, backdoor: Backdoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second connection would be read by nobody."""
-    monkeypatch.setattr(broker.stream, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(broker.ear, "RECONNECT_S", 0.0)
 
     async def watch_and_go() -> None:
         async with hub.watch(new_job_id(POOL)):
@@ -63,11 +65,10 @@ async def test_hub_keeps_one_subscription_however_watchers_come(
         for _ in range(10):
             await asyncio.gather(*(watch_and_go() for _ in range(5)))
     await wait_until(lambda: backdoor.ask("CLIENT", "LIST", "TYPE", "pubsub").count(b"\n") == 1)
-    await wait_until(lambda: subscribers(backdoor, hub.address) == 1)
-    heard = Mailbox("job")
-    hub._boxes["job"] = {heard}
-    backdoor.ask("PUBLISH", hub.address, "job done 1 0 0 succeeded\nx")
-    assert (await wait_for_message(heard)).data == b"x"
+    await wait_until(lambda: subscribers(backdoor, hub.address(HERE)) == 1)
+    with hub.mailbox(HERE) as heard:
+        backdoor.ask("PUBLISH", hub.address(HERE), f"{HERE} done 1 0 0 succeeded\nx")
+        assert (await wait_for_message(heard)).data == b"x"
 
 
 async def wait_for_message(box: Mailbox) -> Message:

@@ -11,11 +11,12 @@ from broker.connection import Pipe
 from broker.consumer import Consumer
 from broker.fleet import WorkerRecord
 from broker.job import Forecast, JobView, ServiceClass, Submission, new_job_id
+from broker.policy import Asking, Limits
 from broker.producer import Producer
-from broker.scripts import Limits
 from tests.conditions import wait_until
 from tests.workers.scripted import ScriptedEngine
 from workers.appender import Appender
+from workers.capacity import Plan
 from workers.control import hear_aborts
 from workers.execute import Backoff
 from workers.heartbeat import Heartbeat
@@ -82,12 +83,14 @@ class Maker:
         pipe = Pipe(self.url)
         self.stack.push_async_callback(pipe.close)
         name = f"w{id(pipe)}"
-        consumer = Consumer(pipe, self.url, pool=POOL, worker_id=name, limits=limits)
+        consumer = Consumer(pipe, self.url, pool=POOL, asking=Asking(name, limits.lease_s), limits=limits)
         self.stack.push_async_callback(consumer.close)
         heartbeat = Heartbeat(self.url, pool=POOL, worker_id=name, lease_s=limits.lease_s)
         appender = Appender(consumer, delay_s=0.01, on_stale=lambda job: puller.abort(job, None))
         means = Means(engine, consumer, appender, heartbeat, Backoff(0.01, 0.05))
-        puller = Puller(means, slots=engine.slots, drain_s=drain_s, observers=observers)
+        puller = Puller(
+            means, plan=Plan(engine.slots, preempt_after_s=0.01), drain_s=drain_s, observers=observers
+        )
         record = WorkerRecord(name, POOL, "scripted", "m", engine.slots, 0, "ready", 1, "here").dump()
         heartbeat.start(lambda: record, puller.lost)
         tasks = [

@@ -9,8 +9,8 @@ from broker.consumer import Chunk, Consumer
 from broker.errors import RedisAway
 from broker.job import Lease
 from broker.keys import PoolKeys
+from broker.policy import Asking, Limits
 from broker.producer import Producer
-from broker.scripts import Limits
 from tests.conditions import wait_until
 from tests.workers.conftest import POOL, submission
 from workers.appender import Appender
@@ -36,7 +36,7 @@ class Flaky(Consumer):
 @asynccontextmanager
 async def rig(url: str, delay_s: float) -> AsyncIterator[tuple[Pipe, Flaky, Appender, Lease, list[str]]]:
     pipe, stale = Pipe(url), list[str]()
-    consumer = Flaky(pipe, url, pool=POOL, worker_id="w", limits=Limits())
+    consumer = Flaky(pipe, url, pool=POOL, asking=Asking("w", 10.0), limits=Limits())
     appender = Appender(consumer, delay_s=delay_s, on_stale=stale.append)
     task = asyncio.create_task(appender.run())
     await Producer(pipe).submit(submission())

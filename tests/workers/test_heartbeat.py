@@ -11,8 +11,8 @@ from broker.connection import Pipe
 from broker.consumer import Consumer
 from broker.job import Lease
 from broker.keys import PoolKeys
+from broker.policy import Asking, Limits
 from broker.producer import Producer
-from broker.scripts import Limits
 from tests.conditions import wait_until
 from tests.conftest import start_redis
 from tests.workers.conftest import POOL, submission
@@ -22,7 +22,7 @@ KEYS = PoolKeys(POOL)
 
 
 async def leased(pipe: Pipe, url: str) -> Lease:
-    consumer = Consumer(pipe, url, pool=POOL, worker_id="w", limits=Limits())
+    consumer = Consumer(pipe, url, pool=POOL, asking=Asking("w", 10.0), limits=Limits())
     await Producer(pipe).submit(submission())
     claimed = await consumer.claim(1)
     await consumer.close()

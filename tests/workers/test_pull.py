@@ -9,7 +9,7 @@ import orjson
 from broker.fleet import look
 from broker.job import Lease, ServiceClass, Status
 from broker.keys import PoolKeys
-from broker.scripts import Limits
+from broker.policy import Limits
 from tests.conditions import wait_until
 from tests.workers.conftest import POOL, Maker
 from tests.workers.scripted import ScriptedEngine, answer, payload
@@ -18,6 +18,7 @@ from workers.engine import (
     EngineBroken,
     EngineBusy,
     EngineCall,
+    EngineFailed,
     EngineRejected,
     EngineUnavailable,
     Final,
@@ -174,6 +175,21 @@ async def test_unreachable_engine_gets_no_jobs_until_it_is_healthy(worker: Maker
     rig.engine.script, rig.engine.healthy = answer, True
     assert (await rig.ended(job_id)).status is Status.SUCCEEDED
     assert (await rig.ended(second)).attempts == 1
+
+
+async def test_request_that_makes_the_engine_fail_does_not_take_it_out(worker: Maker) -> None:
+    async def fails(call: EngineCall) -> AsyncGenerator[Delta | Final, None]:
+        if call.body["messages"] == ["poison"]:
+            raise EngineFailed("the engine failed with status 500")
+        async for item in answer(call):
+            yield item
+
+    rig = await worker(ScriptedEngine(fails, healthy=False), limits=Limits(max_errors=1))
+    poison = await rig.submit(body=b'{"messages":["poison"]}')
+    good = await rig.submit()
+    assert (await rig.ended(poison)).status is Status.FAILED
+    assert (await rig.ended(good)).status is Status.SUCCEEDED
+    assert rig.puller.state == "ready"
 
 
 async def test_drain_finishes_what_runs_and_claims_nothing_new(worker: Maker) -> None:

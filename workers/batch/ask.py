@@ -13,6 +13,7 @@ from broker.batch_record import BatchView, Mode
 from broker.errors import BrokerError, QueueFull, RedisAway, UnknownJob
 from broker.job import Status, Submission
 from broker.stream import Mailbox
+from predictor.prefix import prefix_chain
 from workers.batch.lease import Keeper
 from workers.batch.lines import Request
 from workers.batch.means import Means
@@ -115,9 +116,10 @@ class Asker:
             spec.endpoint,
             request.body,
             self._means.estimator.forecast(request.pool, request.document),
+            prefix=prefix_chain(request.document),
             tenant=spec.tenant,
             deadline_s=left_s,
-            reply_to=self._means.hub.address,
+            reply_to=self._means.hub.address(job_id),
             retain_s=RETAIN_S,
         )
 

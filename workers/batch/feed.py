@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from broker.batch_record import BatchView, Mode, part_path
-from broker.batch_scripts import Cut
+from broker.batch_scripts import Cut, Tally
 from broker.errors import RedisAway, UnknownFile
 from broker.files import file_path
 from broker.fleet import known_pools
@@ -54,6 +54,7 @@ class SliceRun:
         self._batch = batch
         self._keeper = keeper
         self._asker = Asker(means, batch, keeper=keeper)
+        self._written = Tally()  # behind the keeper's tally by the answers that wait for an earlier line
 
     async def run(self) -> list[str]:
         """Returns the units to send. Raises HandedBack, StaleToken, RedisAway, OSError."""
@@ -70,6 +71,7 @@ class SliceRun:
 
     async def _done(self) -> list[str]:
         """Insists while Redis is away: whether the lease is still ours is decided there."""
+        self._keeper.tally = self._written
         self._keeper.ending = True
         while True:
             try:
@@ -125,6 +127,11 @@ class SliceRun:
             yield asyncio.create_task(self._line(line, request))
 
     async def _line(self, line: Line, request: Request | Flaw) -> Result:
+        result = await self._result(line, request)
+        self._keeper.tally = _counted(self._keeper.tally, result)
+        return result
+
+    async def _result(self, line: Line, request: Request | Flaw) -> Result:
         if isinstance(request, Flaw):
             job_id = line_job_id(self._batch.batch_id, line.number, pool="none")
             stopped = self._keeper.mode is Mode.CANCEL
@@ -151,19 +158,22 @@ class SliceRun:
         if result.data is None:
             return
         await (out if result.good else err).write(result.data)
-        tally = self._keeper.tally
-        if result.good:
-            self._keeper.tally = replace(tally, completed=tally.completed + 1)
-        else:
-            self._keeper.tally = replace(
-                tally, failed=tally.failed + 1, expired=tally.expired + result.expired
-            )
+        self._written = _counted(self._written, result)
 
     async def _give_up(self, cut: Cut, err: Writer, *, flaw: Flaw) -> None:
         """One error for all lines that are left: what they have asked is not known here."""
-        tally = self._keeper.tally
+        tally = self._written
         left = cut.lines - tally.completed - tally.failed
         message = f"{flaw.message}; {left} requests from line {cut.first} on have no answer"
         job_id = line_job_id(self._batch.batch_id, cut.first, pool="none")
         await err.write(flawed(replace(flaw, message=message), job_id))
-        self._keeper.tally = replace(tally, failed=tally.failed + left)
+        self._written = replace(tally, failed=tally.failed + left)
+
+
+def _counted(tally: Tally, result: Result) -> Tally:
+    """With one line more."""
+    if result.data is None:
+        return tally
+    if result.good:
+        return replace(tally, completed=tally.completed + 1)
+    return replace(tally, failed=tally.failed + 1, expired=tally.expired + result.expired)

@@ -16,11 +16,11 @@ from broker.errors import BrokerError, QueueFull, RedisAway, StaleToken
 
 log = logging.getLogger("headway.batch")
 T = TypeVar("T")
-BEAT_S = 1.0  # also how soon progress and a cancellation are seen
+BEAT_S = 0.5  # also how soon progress and a cancellation are seen
 
 
 class Keeper:
-    """`mode` follows the batch, and `changed` tells; `tally` is set by the work.
+    """`mode` follows the batch, and `changed` tells; `tally` is set by the work: the lines that it has an answer for.
 
     `ending` is set by the work before its last write, which is fenced itself: from then on a renewal that finds the
     unit gone may only mean that this write has come through.

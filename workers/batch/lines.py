@@ -11,7 +11,9 @@ from typing import Any
 
 import orjson
 
+from broker import request_checks
 from broker.config import Config
+from broker.errors import InvalidJob
 from broker.job import derived_job_id
 
 MAX_LINE_BYTES = 4 << 20
@@ -117,9 +119,9 @@ class LineRules:
             return Flaw("invalid_custom_id", f"line {line.number} has no custom_id ({wanted})")
         if repeated:
             return Flaw("duplicate_custom_id", f"line {line.number} repeats an earlier custom_id", custom_id)
-        return self._check_request(document, custom_id)
+        return self._check_request(document, custom_id, number=line.number)
 
-    def _check_request(self, document: dict[str, Any], custom_id: str) -> Request | Flaw:
+    def _check_request(self, document: dict[str, Any], custom_id: str, *, number: int) -> Request | Flaw:
         method, url, body = document.get("method", "POST"), document.get("url"), document.get("body")
         if method != "POST":
             return Flaw("invalid_method", "method must be POST", custom_id)
@@ -127,14 +129,21 @@ class LineRules:
             return Flaw("invalid_url", f"url must be the batch's endpoint, {self.endpoint}", custom_id)
         if not isinstance(body, dict):
             return Flaw("invalid_body", "body must be a JSON object", custom_id)
-        model = body.get("model")
-        pool = self._pool(model) if isinstance(model, str) else None
+        return self._ask(body, custom_id, number=number)
+
+    def _ask(self, body: dict[str, Any], custom_id: str, *, number: int) -> Request | Flaw:
+        try:
+            model = request_checks.model_name(body)
+            request_checks.check(body, self.endpoint)
+        except InvalidJob as error:
+            return Flaw(error.code, f"line {number}: {error}", custom_id)
+        pool = self._pool(model)
         if pool is None:
-            known = {name for m in self.config.models for name in (m.pool, *m.aliases)} | self.pools
-            names = ", ".join(sorted(known))
-            return Flaw(
-                "model_not_found", f"the model {str(model)[:80]!r} does not exist; use {names}", custom_id
+            names = ", ".join(
+                sorted({name for m in self.config.models for name in (m.pool, *m.aliases)} | self.pools)
             )
+            message = f"the model {model[:80]!r} does not exist; use {names}"
+            return Flaw("model_not_found", message, custom_id)
         wanted = {name: value for name, value in body.items() if name not in NOT_FOR_ENGINES}
         try:
             return Request(custom_id, pool, wanted, orjson.dumps(wanted))

@@ -13,14 +13,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
-
 from broker.batches import BatchStore
 from broker.config import Config
 from broker.connection import Pipe
+from broker.errors import RedisAway
 from broker.files import FileStore
 from broker.producer import Producer
-from broker.scripts import Order
 from broker.settings import Settings
 from broker.storage import Storage
 from broker.stream import ReplyHub
@@ -54,7 +52,7 @@ async def open_means(settings: Settings, config: Config) -> Means:
         try:
             await hub.start()
             break
-        except (RedisError, OSError) as error:
+        except RedisAway as error:
             log.warning("waiting for Redis: %s", error)
             await asyncio.sleep(RETRY_S)
     return Means(
@@ -62,7 +60,7 @@ async def open_means(settings: Settings, config: Config) -> Means:
         config=config,
         pipe=pipe,
         hub=hub,
-        producer=Producer(pipe, Order(sjf_weight=settings.sjf_weight)),
+        producer=Producer(pipe, settings.order),
         files=FileStore(pipe, Storage(settings.files_url), ttl_s=settings.batch_ttl_s),
         batches=BatchStore(pipe, ttl_s=settings.batch_ttl_s),
         estimator=SimpleEstimator(),

@@ -42,3 +42,13 @@ cron.register(
     failure_ttl=86_400,
     name="batches",
 )
+cron.register(
+    jobs.forget_pools,
+    QUEUE,
+    interval=600,
+    ttl=600,
+    job_timeout=60,
+    result_ttl=0,
+    failure_ttl=86_400,
+    name="pools",
+)

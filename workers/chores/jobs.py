@@ -12,7 +12,7 @@ from typing import Any
 
 import celery
 
-from broker import batches, files
+from broker import batches, files, fleet
 from broker.batch_record import folder, folders, message_for
 from broker.batches import BatchStore
 from broker.celery_options import celery_options
@@ -61,6 +61,11 @@ def expire_files() -> int:
 def expire_batches() -> int:
     """Drops batches whose records have expired from the index, and parts of batches that have ended."""
     return _run(_expire_batches)
+
+
+def forget_pools() -> int:
+    """Drops pools that nobody has used for long."""
+    return _run(lambda _, pipe: fleet.forget_pools(pipe))
 
 
 async def _sweep(settings: Settings, pipe: Pipe) -> int:

@@ -16,12 +16,14 @@ import threading
 
 import redis
 from redis.exceptions import RedisError
+from redis.sentinel import Sentinel
 from rq import Queue, SimpleWorker
 from rq.cron import CronScheduler
 from rq.serializers import JSONSerializer
 
 from broker.errors import ConfigError
 from broker.settings import Settings, load_settings
+from broker.topology import parse
 from workers.chores import cron
 
 log = logging.getLogger("headway.chores")
@@ -32,7 +34,7 @@ class Schedule:
     """Queues chores when they are due, in a thread: RQ's own loop would take the process's signals."""
 
     def __init__(self, url: str) -> None:
-        self._scheduler = CronScheduler(redis.Redis.from_url(url), logging_level=logging.WARNING)
+        self._scheduler = CronScheduler(open_redis(url), logging_level=logging.WARNING)
         self._scheduler.load_config_from_file(cron.__name__)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cron", daemon=True)
@@ -64,12 +66,27 @@ class Schedule:
             self._scheduler.register_death()
 
 
+def open_redis(url: str) -> redis.Redis:
+    """Of a single server or a Sentinel group. Raises ConfigError."""
+    topology = parse(url)
+    if topology.kind == "single":
+        return redis.Redis.from_url(url)
+    group = Sentinel([])  # type: ignore[no-untyped-call]
+    group.sentinels = [
+        redis.Redis.from_url(topology.sentinel(h), socket_timeout=RETRY_S) for h in topology.hosts
+    ]
+    login = redis.connection.parse_url(topology.node(topology.hosts[0]))  # type: ignore[no-untyped-call]
+    known = {name: login[name] for name in ("username", "password", "db") if name in login}
+    master: redis.Redis = group.master_for(topology.service, ssl=topology.tls, **known)  # type: ignore[no-untyped-call]
+    return master
+
+
 def serve(settings: Settings) -> None:
     """Until a signal."""
-    connection = redis.Redis.from_url(settings.redis_url)
+    connection = open_redis(settings.chores_url)
     queue = Queue(cron.QUEUE, connection=connection, serializer=JSONSerializer)
     worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
-    schedule = Schedule(settings.redis_url)
+    schedule = Schedule(settings.chores_url)
     schedule.start()
     try:
         worker.work(logging_level="WARNING")

@@ -61,7 +61,7 @@ DIALECTS = {
             waiting=("llamacpp:requests_deferred",),
             slots_path="/slots",
             facts=(Facts("/props", ("total_slots",), ("default_generation_settings", "n_ctx")),),
-            blames_itself_for=(b"is too large to process",),
+            blames_itself_for=(b"is too large to process", b"Failed to parse", b"input is not supported"),
             streams_always=True,
             reports_progress=True,
         ),

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from broker.errors import EngineError
-from workers.engine import EngineBroken, EngineBusy, EngineRejected, EngineUnavailable
+from workers.engine import EngineBroken, EngineBusy, EngineFailed, EngineRejected, EngineUnavailable
 
 MAX_RETRY_AFTER_S = 300.0
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -22,7 +22,9 @@ def answer_fault(status: int, headers: Mapping[str, str], *, body: bytes) -> Eng
         )
     if 400 <= status < 500 or status == 501:
         return EngineRejected(status, body)
-    return EngineUnavailable(f"the engine failed with status {status}")
+    if status in (502, 504):  # a proxy's word that it did not reach the engine
+        return EngineUnavailable(f"there is a gateway, but no engine behind it (status {status})")
+    return EngineFailed(f"the engine failed with status {status}")
 
 
 def event_fault(event: dict[str, Any], payload: bytes) -> EngineError | None:

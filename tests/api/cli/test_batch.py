@@ -76,6 +76,22 @@ async def test_submit_and_wait_then_results_status_and_list(
     assert "has no failed lines" in (await run("results", batch_id, "--errors")).stderr
 
 
+async def test_lines_that_fail_are_counted_kept_beside_the_answers_and_told_by_the_exit_code(
+    served: Served, celery: CeleryProcess, engine: Engine, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b'{"prompt":"one"}\n\n{"promt":"two"}\n')
+    done = await run("submit", str(source), "--out", str(out), "--param", "temperature=0")
+    assert done.exit_code == 1
+    assert "in line 3" in done.stderr
+    errors = tmp_path / "out.errors.jsonl"
+    assert f"1 of 2 failed; errors in {errors}" in done.stderr
+    assert orjson.loads(out.read_bytes())["custom_id"] == "line-1"
+    (error,) = [orjson.loads(line) for line in errors.read_bytes().splitlines()]
+    assert error["custom_id"] == "line-3"
+    assert error["error"]["message"].startswith("line 3: messages is required")
+
+
 async def test_the_same_submit_again_goes_on_where_it_was(
     served: Served, celery: CeleryProcess, engine: Engine, tmp_path: Path
 ) -> None:
@@ -178,8 +194,28 @@ def test_plain_lines_become_what_the_endpoint_takes() -> None:
 
 def test_lines_that_are_neither_go_to_the_server_as_they_are() -> None:
     target = BytesIO()
-    convert([b"{oops\n", b"\n", b"[1]"], target, wishes=Wishes(lambda: "m"))
-    assert target.getvalue() == b"{oops\n[1]\n"
+    done = convert([b"{oops\n", b"\n", b"[1]"], target, wishes=Wishes(lambda: "m"))
+    assert target.getvalue() == b"{oops\n\n[1]\n"  # the blank line keeps the numbers right
+    assert (done.lines, done.mute) == (2, [])
+
+
+def test_a_plain_line_without_a_question_keeps_its_number_and_is_reported() -> None:
+    target = BytesIO()
+    done = convert([b'{"prompt":"p"}\n', b"\n", b'{"promt":"p"}\n'], target, wishes=Wishes(lambda: "m"))
+    assert done.mute == [3]
+    body = {"model": "m", "promt": "p"}
+    expected = {"custom_id": "line-3", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    assert orjson.loads(target.getvalue().splitlines()[2]) == expected
+
+
+def test_parameters_go_into_plain_lines_that_do_not_name_them() -> None:
+    target = BytesIO()
+    wishes = Wishes(lambda: "m", parameters={"max_tokens": 5, "temperature": 0})
+    lines = [b'{"prompt":"p","max_tokens":9}\n', request_line("a")]
+    convert(lines, target, wishes=wishes)
+    plain, openai = (orjson.loads(line) for line in target.getvalue().splitlines())
+    assert (plain["body"]["max_tokens"], plain["body"]["temperature"]) == (9, 0)
+    assert openai == orjson.loads(request_line("a"))
 
 
 async def test_a_batch_that_runs_has_no_results_yet(served: Served, tmp_path: Path) -> None:

@@ -61,10 +61,11 @@ def run(*words: str, text: str | None = None) -> str:
     return result.output
 
 
-def test_submit_sends_prompt_class_and_parameters(server: type[StandIn]) -> None:
+def test_submit_sends_a_chat_message_class_and_parameters(server: type[StandIn]) -> None:
     server.script["POST /v1/jobs"] = (202, b'{"id": "job_1", "status": "queued"}')
     output = run("job", "submit", "hi", "--class", "P2", "--param", "max_tokens=64", "--param", "stop=END")
-    expected = {"model": "small", "prompt": "hi", "class": "P2", "max_tokens": 64, "stop": "END"}
+    question = [{"role": "user", "content": "hi"}]
+    expected = {"model": "small", "messages": question, "class": "P2", "max_tokens": 64, "stop": "END"}
     assert server.asked[-1][2]["body"] == expected
     assert orjson.loads(output)["id"] == "job_1"
 
@@ -73,7 +74,7 @@ def test_submit_with_wait_polls_until_the_end(server: type[StandIn]) -> None:
     server.script["POST /v1/jobs"] = (202, b'{"id": "job_1", "status": "queued"}')
     server.script["GET /v1/jobs/job_1"] = (200, b'{"id": "job_1", "status": "succeeded"}')
     assert orjson.loads(run("job", "submit", "-", "--wait", text="from a pipe"))["status"] == "succeeded"
-    assert server.asked[1][2]["body"]["prompt"] == "from a pipe"
+    assert server.asked[1][2]["body"]["messages"][0]["content"] == "from a pipe"
     assert server.asked[-1][1] == "/v1/jobs/job_1?wait=30"
 
 
@@ -138,3 +139,17 @@ def test_parameters_are_json_or_text() -> None:
     assert parameter("user=a=b") == ("user", "a=b")
     with pytest.raises(InvalidJob):
         parameter("max_tokens")
+
+
+def test_submit_sends_a_raw_prompt_if_asked_and_leaves_the_class_to_the_api(server: type[StandIn]) -> None:
+    server.script["POST /v1/jobs"] = (202, b'{"id": "job_1", "status": "queued"}')
+    run("job", "submit", "hi", "--completion")
+    assert server.asked[-1][2]["body"] == {"model": "small", "prompt": "hi"}
+
+
+def test_a_refused_key_names_the_variable() -> None:
+    shaped = (
+        b'{"error": {"message": "wrong key", "type": "invalid_request_error", "code": "invalid_api_key"}}'
+    )
+    assert "HEADWAY_API_KEY" in str(refused(401, shaped))
+    assert "HEADWAY_API_KEY" not in str(refused(403, shaped))

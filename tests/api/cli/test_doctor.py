@@ -1,13 +1,18 @@
 """`headway doctor` says what is wrong with Redis, the disk and the set-up, and what to do."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import redis
 
-from api.cli.doctor import Finding, check_disk, check_pools, check_redis, durability, examine, memory
-from broker.config import Config
+from api.cli.doctor import check_disk, check_home, check_redis, durability, examine, memory
+from api.cli.doctor_pools import check_pools
+from api.cli.finding import Finding
+from api.cli.home import Home, Identity
+from api.cli.listener import listen, url_of
+from broker.config import Config, ModelConfig
 from broker.settings import Settings
 
 
@@ -63,3 +68,32 @@ def test_it_fails_if_one_finding_does(monkeypatch: pytest.MonkeyPatch, tmp_path:
     said: list[str] = []
     assert not examine(say=said.append)
     assert any(line.startswith("fail  redis") for line in said)
+
+
+async def test_an_engine_that_does_not_answer_is_named_although_its_worker_runs(
+    redis_url: str, tmp_path: Path
+) -> None:
+    me = Identity.of(os.getpid())
+    Home(tmp_path).write_up({"parts": [{"name": "worker-a", "pid": me.pid, "started": me.started}]})
+    with listen("127.0.0.1", 0) as sock:
+        url = url_of(sock, host="127.0.0.1")
+    config = Config(models=(ModelConfig(pool="a", engine=url),))
+    worker, engine = await check_pools(Settings(redis_url=redis_url, home=tmp_path), config)
+    assert f"pid {me.pid}" in worker.text
+    assert "headway worker" not in worker.text
+    assert engine.level == "fail"
+    assert f"its engine at {url} does not answer" in engine.text
+
+
+def test_when_nothing_runs_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (finding,) = check_home(Settings(home=tmp_path))
+    assert "start it with `headway up`" in finding.text
+
+
+def test_files_that_cannot_be_opened_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    monkeypatch.setenv("HEADWAY_FILES_URL", "nonsense://x")
+    monkeypatch.setenv("HEADWAY_REDIS_URL", "redis://127.0.0.1:9/0")
+    said: list[str] = []
+    assert not examine(say=said.append)
+    assert any(line.startswith("fail  files     HEADWAY_FILES_URL") for line in said)

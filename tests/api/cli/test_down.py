@@ -43,7 +43,8 @@ def test_down_stops_the_one_that_holds_the_home(home: Home, holder: subprocess.P
     home.write_up({"parts": []})
     down(say=said.append)
     assert holder.wait(timeout=10) == 0
-    assert said == [f"stopped the Headway in {home.path}"]
+    assert "Ctrl-C hands them back" in said[0]
+    assert said[1:] == [f"stopped the Headway in {home.path}"]
     assert not home.up_file.exists()
 
 
@@ -61,7 +62,7 @@ def test_down_ends_what_a_crash_left(home: Home) -> None:
 def test_down_without_anything_running_says_so(home: Home) -> None:
     said: list[str] = []
     down(say=said.append)
-    assert said == [f"no Headway runs in {home.path}"]
+    assert said == [f"no Headway runs in {home.path}; another directory is named by HEADWAY_HOME"]
 
 
 def test_detach_passes_on_why_it_did_not_come_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +76,14 @@ def test_detach_passes_on_why_it_did_not_come_up(home: Home, monkeypatch: pytest
 def test_detach_while_one_runs_is_refused(home: Home, holder: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ConfigError, match=f"already.*pid {holder.pid}"):
         detach(say=lambda _: None)
+
+
+def test_detach_that_fails_leaves_no_home_that_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "h"))
+    monkeypatch.setenv("HEADWAY_PORT", "0")
+    monkeypatch.setenv("HEADWAY_REDIS_URL", "redis://127.0.0.1:9/0")
+    with pytest.raises(ConfigError, match="did not come up"):
+        detach(say=lambda _: None)
+    assert not (tmp_path / "h").exists()

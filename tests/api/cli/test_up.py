@@ -17,9 +17,10 @@ import redis
 
 from api.cli import up
 from api.cli.home import Home
+from api.cli.listener import listen
 from api.cli.parts import Part
 from broker.config import Config
-from broker.errors import RedisUnsuitable
+from broker.errors import ConfigError, RedisUnsuitable
 from broker.settings import Settings, load_settings
 from tests.conditions import wait_until
 
@@ -158,3 +159,58 @@ async def test_a_signal_while_still_starting_leaves_nothing(
     await asyncio.wait_for(task, 30)
     assert all(part.process.returncode is not None for part in run.supervisor.running.values())
     assert orjson.dumps(home.read_up()) == b"{}"
+
+
+async def test_a_taken_flower_port_refuses_to_start_and_names_its_setting(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}.*HEADWAY_FLOWER_PORT"):
+            async with running(tmp_path, [], flower_port=port):
+                pass
+
+
+async def test_a_flower_that_fails_does_not_keep_the_rest_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_broken_flower(settings: Settings, config: Config, *, flower_port: int) -> list[Part]:
+        flower = Part(name="flower", kind="flower", argv=("false",), optional=True, ready_path="/")
+        return [flower, *stand_in_others(settings, config, flower_port=flower_port)]
+
+    monkeypatch.setattr(up, "engine_parts", with_broken_flower)
+    said: list[str] = []
+    async with running(tmp_path, said) as document:
+        assert await body(document["api"]["url"])
+        assert said[-1] == "ready"
+        assert any(line.startswith("flower is not ready") for line in said)
+
+
+async def test_stopping_says_how_long_running_jobs_get_and_how_to_hurry(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with running(tmp_path, said, drain_s=7):
+        assert any(line.startswith("  redis-server ") for line in said)
+    assert any("up to 7 s" in line and "second Ctrl-C" in line for line in said)
+
+
+def test_a_start_that_fails_leaves_no_home_that_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "h"))
+    with listen("127.0.0.1", 0) as sock:
+        monkeypatch.setenv("HEADWAY_PORT", str(sock.getsockname()[1]))
+        with pytest.raises(ConfigError, match="HEADWAY_PORT"):
+            up.run_up(say=lambda _: None)
+        assert not (tmp_path / "h").exists()
+        (tmp_path / "h").mkdir()
+        with pytest.raises(ConfigError, match="HEADWAY_PORT"):
+            up.run_up(say=lambda _: None)
+        assert (tmp_path / "h").exists()
+
+
+def test_files_that_nothing_here_can_open_refuse_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "h"))
+    monkeypatch.setenv("HEADWAY_FILES_URL", "nonsense://bucket")
+    with pytest.raises(ConfigError, match=r"HEADWAY_FILES_URL.*nonsense://"):
+        up.run_up(say=lambda _: None)
+    assert not (tmp_path / "h").exists()

@@ -25,7 +25,8 @@ from broker.consumer import Consumer
 from broker.errors import StaleToken
 from broker.files import NewFile
 from broker.job import Lease, ServiceClass
-from broker.scripts import Ending, Limits
+from broker.policy import Asking, Limits
+from broker.scripts import Ending
 from broker.settings import Settings
 from tests.conditions import wait_until
 from workers.batch.means import Means, open_means
@@ -66,7 +67,9 @@ class Engine:
 
     async def run(self) -> None:
         pipe = Pipe(self.url)
-        consumer = Consumer(pipe, self.url, pool="small", worker_id="scripted", limits=Limits(lease_s=60.0))
+        consumer = Consumer(
+            pipe, self.url, pool="small", asking=Asking("scripted"), limits=Limits(lease_s=60.0)
+        )
         try:
             while True:
                 await self.hold.wait()

@@ -1,12 +1,19 @@
 """Cutting bytes into lines, whatever the chunks; ids that stay the same."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
+import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.config import Config, ModelConfig
 from broker.job import pool_of
-from workers.batch.lines import MAX_LINE_BYTES, Line, line_job_id, split_lines
+from broker.request_checks import CHAT
+from workers.batch.lines import MAX_LINE_BYTES, Flaw, Line, LineRules, line_job_id, split_lines
+
+CONFIG = Config(models=(ModelConfig(pool="small"),))
 
 PIECES = st.lists(st.sampled_from([b"a", b"\n", b" ", b"\r\n", b"long", b""]), max_size=30)
 
@@ -44,6 +51,27 @@ async def test_a_line_beyond_the_limit_is_measured_and_not_kept() -> None:
 async def test_a_slice_is_read_as_part_of_the_file() -> None:
     found = [line async for line in split_lines(chunks([b"c\nd"]), start=4, number=3)]
     assert [(line.number, line.start, line.data) for line in found] == [(3, 4, b"c"), (4, 6, b"d")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"max_tokens": -1}, "invalid_value", "max_tokens must be between 1 and 1000000, not -1"),
+        ({"max_tokens": "12"}, "invalid_type", "max_tokens must be an integer, not str of 2"),
+        ({"messages": []}, "invalid_type", "messages must be a list of at least one message, not list of 0"),
+        ({"messages": None}, "missing_required_parameter", "messages is required"),
+        ({"model": 3}, "invalid_type", "model must be a string, not 3"),
+        ({"stream": "yes"}, "invalid_type", "stream must be true or false, not str of 3"),
+    ],
+)
+def test_a_bad_body_is_refused_in_the_words_of_the_live_api(
+    changes: dict[str, Any], code: str, message: str
+) -> None:
+    """What the live API makes of the same errors: tests/api/test_bad_input.py."""
+    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]} | changes
+    data = orjson.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
+    flaw = LineRules(CHAT, CONFIG).check(Line(1, 0, len(data), data), repeated=False)
+    assert flaw == Flaw(code, f"line 1: {message}", "a")
 
 
 def test_a_line_has_the_same_job_whenever_it_is_asked_again() -> None:

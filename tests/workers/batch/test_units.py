@@ -74,7 +74,8 @@ async def test_a_bad_line_becomes_an_error_and_does_not_sink_the_others(table: B
             request_line("get", method="GET"),
             request_line("url", url="/v1/embeddings"),
             request_line("body", body=[]),
-            request_line("model", body={"model": "huge", "messages": []}),
+            request_line("model", body={"model": "huge", "messages": [{"role": "user", "content": "hi"}]}),
+            request_line("range", body={"model": "small", "messages": [{}], "max_tokens": -1}),
             request_line("deep").replace(b'"hi"', b"[" * 300 + b"]" * 300),
             request_line("good-1", "again"),
             request_line("long", "x" * MAX_LINE_BYTES),
@@ -93,11 +94,12 @@ async def test_a_bad_line_becomes_an_error_and_does_not_sink_the_others(table: B
         ("url", "invalid_url"),
         ("body", "invalid_body"),
         ("model", "model_not_found"),
+        ("range", "invalid_value"),
         ("deep", "invalid_body"),
         ("good-1", "duplicate_custom_id"),
         (None, "line_too_long"),
     ]
-    assert (outcome.batch.total, outcome.batch.completed, outcome.batch.failed) == (13, 2, 11)
+    assert (outcome.batch.total, outcome.batch.completed, outcome.batch.failed) == (14, 2, 12)
     assert "line 3 " in outcome.errors[0]["error"]["message"]
 
 

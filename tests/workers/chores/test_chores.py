@@ -115,7 +115,7 @@ async def test_the_schedule_writes_json(redis_url: str, settings: Settings) -> N
         with redis.Redis.from_url(redis_url) as connection:
             scheduler = CronScheduler(connection)
             scheduler.load_config_from_file(cron.__name__)
-            assert len(scheduler.enqueue_jobs()) == 3
+            assert len(scheduler.enqueue_jobs()) == 4
             queue = Queue(cron.QUEUE, connection=connection, serializer=JSONSerializer)
             names = [job.func_name or "" for job in queue.jobs]
             queue.delete(delete_jobs=True)
@@ -123,5 +123,6 @@ async def test_the_schedule_writes_json(redis_url: str, settings: Settings) -> N
 
     names = await asyncio.to_thread(queued)
     assert sorted(names) == [
-        f"workers.chores.jobs.{n}" for n in ("expire_batches", "expire_files", "sweep_batches")
+        f"workers.chores.jobs.{n}"
+        for n in ("expire_batches", "expire_files", "forget_pools", "sweep_batches")
     ]

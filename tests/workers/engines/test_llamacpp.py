@@ -165,6 +165,10 @@ async def test_a_call_of_a_tool_is_parsed_out_of_the_text(llamacpp: LlamaCppEngi
         {"max_tokens": 10**12},
         {"temperature": "hot"},
         {"n": 5},
+        {"tools": [{}]},
+        {"tools": [{"type": "function", "function": {"name": 5}}]},
+        {"messages": [{"content": "no role"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
         {"response_format": {"type": "poem"}},
     ],
 )

@@ -16,6 +16,7 @@ from workers.engine import (
     EngineAborted,
     EngineBroken,
     EngineBusy,
+    EngineFailed,
     EngineRejected,
     EngineTimeout,
     EngineUnavailable,
@@ -109,9 +110,14 @@ async def test_a_bad_request_is_the_callers_fault(serve: Serve, status: int) -> 
     assert not caught.value.retryable
 
 
-@pytest.mark.parametrize("status", [401, 403, 500, 502])
-async def test_the_engines_own_trouble_is_not_the_callers(serve: Serve, status: int) -> None:
-    with pytest.raises(EngineUnavailable):
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(401, EngineUnavailable), (403, EngineUnavailable), (500, EngineFailed), (502, EngineUnavailable)],
+)
+async def test_the_engines_own_trouble_is_not_the_callers(
+    serve: Serve, status: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
         await collect(await serve(Script(b"{}", status=status).answer), chat())
 
 

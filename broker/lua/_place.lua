@@ -1,0 +1,11 @@
+-- Puts a queued job where claim finds it: into its class's ready set by score, or, once promoted, into the aged set of
+-- its level by the time of its promotion. `job`: class, level, score, aged (time of promotion, ms).
+local function place(p, id, job)
+  if tonumber(job[2]) < tonumber(job[1]) then
+    redis.call('ZADD', p .. 'aged:' .. job[2], job[4], id)
+  else
+    redis.call('ZADD', p .. 'ready:' .. job[1], job[3], id)
+  end
+  redis.call('ZADD', p .. 'marker', 0, 'work')
+  if job[1] == '0' then redis.call('ZADD', p .. 'urgent', 0, 'work') end
+end
