@@ -22,7 +22,7 @@ from broker.job import Forecast, Lease, ServiceClass, Submission, new_job_id
 from broker.policy import Asking, Limits
 from broker.producer import Producer
 from broker.reaper import reap_forever
-from broker.scripts import Asking, Ending
+from broker.scripts import Ending
 from workers.heartbeat import Heartbeat
 
 log = logging.getLogger("headway.peer")
