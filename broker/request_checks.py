@@ -88,6 +88,7 @@ RULES: dict[str, Callable[[str, Any], None]] = {
     "input": _text,
     "stream": _kind("true or false", bool),
     "max_tokens": _integer(1, MAX_TOKENS),
+    "n_predict": _integer(1, MAX_TOKENS),  # llama.cpp's own name for it, where a negative one means for ever
     "max_completion_tokens": _integer(1, MAX_TOKENS),
     "n": _integer(1, MAX_CHOICES),
     "best_of": _integer(1, MAX_CHOICES),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from api.cli.client import Client
+from api.cli.client import Client, segment
 from api.cli.job import parameter
 from broker.settings import ClientSettings
 
@@ -119,13 +119,13 @@ def conclude(batch: dict[str, Any], out: Path | None) -> None:
 @app.command()
 def status(batch_id: BatchId) -> None:
     """The batch as the API shows it."""
-    show(request("GET", f"/v1/batches/{batch_id}"))
+    show(request("GET", f"/v1/batches/{segment(batch_id)}"))
 
 
 @app.command()
 def cancel(batch_id: BatchId) -> None:
     """Feed no more lines; what is answered by then is kept."""
-    show(request("POST", f"/v1/batches/{batch_id}/cancel"))
+    show(request("POST", f"/v1/batches/{segment(batch_id)}/cancel"))
 
 
 @app.command()
@@ -136,7 +136,7 @@ def results(
     errors: Annotated[bool, typer.Option("--errors", help="The lines that failed.")] = False,
 ) -> None:
     """The answers, in OpenAI's format, in the order of the input; to standard output if no file is named."""
-    batch = request("GET", f"/v1/batches/{batch_id}")
+    batch = request("GET", f"/v1/batches/{segment(batch_id)}")
     file_id = batch["error_file_id" if errors else "output_file_id"]
     if file_id is None:
         what = "failed lines" if errors else "answers"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import httpx
 import orjson
@@ -27,6 +28,13 @@ class NoAnswer(BrokerError):
     """Nobody listens there, or the connection broke."""
 
     retryable = True
+
+
+def segment(identifier: str) -> str:
+    """One segment of a path, whatever was typed. Raises RequestRefused for nothing."""
+    if not identifier:
+        raise RequestRefused("an id is needed")
+    return quote(identifier, safe="")
 
 
 class Client:

@@ -57,13 +57,17 @@ def get(
     job_id: JobId, wait: Annotated[int, typer.Option(help="Seconds to wait for its end.", min=0, max=30)] = 0
 ) -> None:
     """Status, result, error, timings."""
-    show(request("GET", f"/v1/jobs/{job_id}", params={"wait": wait} if wait else {}))
+    from api.cli.client import segment
+
+    show(request("GET", f"/v1/jobs/{segment(job_id)}", params={"wait": wait} if wait else {}))
 
 
 @app.command()
 def cancel(job_id: JobId) -> None:
     """Queued: removed. Running: aborted."""
-    show(request("DELETE", f"/v1/jobs/{job_id}"))
+    from api.cli.client import segment
+
+    show(request("DELETE", f"/v1/jobs/{segment(job_id)}"))
 
 
 @app.command("list")

@@ -8,6 +8,7 @@ import uvicorn
 
 from api.app import create_app
 from api.cli.listener import listen
+from api.connection import WatchfulProtocol
 from broker.errors import BrokerError
 from broker.settings import Settings, load_settings
 from broker.storage import check_scheme
@@ -25,7 +26,7 @@ def serve(settings: Settings, *, fd: int | None = None) -> None:
     config = uvicorn.Config(
         create_app(settings),
         loop="uvloop",
-        http="httptools",
+        http=WatchfulProtocol,
         ws="none",
         lifespan="on",
         access_log=False,

@@ -12,6 +12,7 @@ import uvicorn
 from openai import AsyncOpenAI
 
 from api.app import create_app
+from api.connection import WatchfulProtocol
 from broker import fleet, policy, scripts
 from broker.config import Config, ModelConfig
 from broker.connection import Pipe
@@ -153,6 +154,7 @@ async def serve(settings: Settings, *, config: Config = CONFIG) -> AsyncIterator
             lifespan="on",
             log_config=None,
             ws="none",
+            http=WatchfulProtocol,
             timeout_graceful_shutdown=1,
         )
         options.load()

@@ -125,3 +125,32 @@ async def test_stopping_the_server_cancels_what_waits(settings: Settings, worker
         lease = await worker.claim()
         await served.stop()
         await cancelled(served, lease.job_id)
+
+
+async def test_client_that_pipelined_another_request_is_missed_too(
+    served: Served, worker: ScriptedWorker
+) -> None:
+    body = orjson.dumps(chat())
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head + body + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+    lease = await worker.claim()
+    writer.close()
+
+    async def cancelled() -> bool:
+        return await served.status(lease.job_id) == "cancelled"
+
+    await wait_until(cancelled)
+
+
+async def test_pipelined_requests_are_answered_in_order(served: Served, worker: ScriptedWorker) -> None:
+    body = orjson.dumps(chat())
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head + body + b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    await worker.finish(await worker.claim(), b'{"answer":1}')
+    text = await reader.read()
+    assert text.index(b'{"answer":1}') < text.index(b'"ok"')
+    writer.close()

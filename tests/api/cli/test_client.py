@@ -9,7 +9,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.client import Client, NoAnswer, RequestRefused, refused
+from api.cli.client import Client, NoAnswer, RequestRefused, refused, segment
 from api.cli.job import parameter
 from api.cli.main import app
 from broker.errors import InvalidJob
@@ -153,3 +153,16 @@ def test_a_refused_key_names_the_variable() -> None:
     )
     assert "HEADWAY_API_KEY" in str(refused(401, shaped))
     assert "HEADWAY_API_KEY" not in str(refused(403, shaped))
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [("../../x", "..%2F..%2Fx"), ("a b?c#d", "a%20b%3Fc%23d"), ("job_1.small", "job_1.small")],
+)
+def test_what_is_typed_as_an_id_stays_one_segment(typed: str, sent: str) -> None:
+    assert segment(typed) == sent
+
+
+def test_no_id_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="id"):
+        segment("")
