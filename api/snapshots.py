@@ -33,7 +33,7 @@ class Snapshot:
 
     @property
     def queued(self) -> int:
-        return sum(self.view.waiting) + self.view.delayed + self.submitted
+        return sum(self.view.waiting) + self.view.promoted + self.view.delayed + self.submitted
 
     @property
     def ended(self) -> float:

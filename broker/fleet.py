@@ -51,11 +51,16 @@ class PoolView:
     delayed: int
     running: int
     dead: int
+    promoted: int = 0  # waiting above their class's level, and not in `waiting`
     counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ready_workers(self) -> list[WorkerRecord]:
         return [worker for worker in self.workers if worker.state == "ready"]
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.counters.get("paused"))
 
     @property
     def slots(self) -> int:
@@ -101,7 +106,8 @@ async def known_pools(pipe: Pipe) -> list[str]:
 async def look(pipe: Pipe, pool: str) -> PoolView:
     """One round trip for the sets, one for the workers' records."""
     keys = PoolKeys(pool)
-    sets = [*keys.all_ready, keys.named("delayed"), keys.named("leases"), keys.named("dead")]
+    others = ("delayed", "leases", "dead", "aged:0", "aged:1", "aged:2")
+    sets = [*keys.all_ready, *(keys.named(name) for name in others)]
     counts = [pipe.command("ZCARD", name) for name in sets]
     ids = pipe.command("ZRANGE", keys.named("workers"), 0, 9999)
     flat = pipe.command("HGETALL", keys.named("stats"))
@@ -114,5 +120,6 @@ async def look(pipe: Pipe, pool: str) -> PoolView:
         delayed=cards[4],
         running=cards[5],
         dead=cards[6],
+        promoted=sum(cards[7:]),
         counters={k.decode(): float(v) for k, v in zip(stats[::2], stats[1::2], strict=True)},
     )

@@ -68,6 +68,26 @@ async def fleet(request: Request) -> Json:
     return Json({"object": "fleet", "pools": pools, "balance": documents.balance(everyone)})
 
 
+@router.post("/v1/fleet/{pool}/pause", tags=["operations"])
+async def pause(request: Request, pool: str) -> Json:
+    """Nothing more is claimed from the pool; what runs goes on, and jobs are still accepted."""
+    return await _set_paused(services_of(request), pool, paused=True)
+
+
+@router.post("/v1/fleet/{pool}/resume", tags=["operations"])
+async def resume(request: Request, pool: str) -> Json:
+    """Undoes a pause."""
+    return await _set_paused(services_of(request), pool, paused=False)
+
+
+async def _set_paused(services: Services, name: str, *, paused: bool) -> Json:
+    """Raises UnknownPool, RedisAway."""
+    pool = await services.fleet.resolve(name)
+    await (services.producer.pause(pool) if paused else services.producer.resume(pool))
+    view = (await services.fleet.look(pool, max_age_s=0.0)).view
+    return Json(documents.pool_document(view, services.fleet.model_of(pool)))
+
+
 @router.get("/v1/models", tags=["openai"])
 async def list_models(request: Request) -> Json:
     """Every name that `model` may be: pools and their aliases."""

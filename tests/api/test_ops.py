@@ -132,3 +132,17 @@ async def test_bad_input_is_described_as_400_as_it_is_answered(served: Served) -
     }
     assert "400" in statuses
     assert "422" not in statuses
+
+
+async def test_paused_pool_accepts_and_gives_nothing_until_it_is_resumed(
+    served: Served, worker: ScriptedWorker
+) -> None:
+    paused = await served.http.post("/v1/fleet/small/pause")
+    assert (paused.status_code, paused.json()["paused"]) == (200, True)
+    job_id = (await served.http.post("/v1/jobs", json=chat(**{"class": "P1"}))).json()["id"]
+    assert (await worker.consumer.claim(1)).leases == []
+    assert (await served.http.post("/v1/fleet/small/resume")).json()["paused"] is False
+    lease = await worker.claim()
+    assert lease.job_id == job_id
+    await worker.finish(lease, whole_answer("ok"))
+    assert (await served.http.post("/v1/fleet/nowhere/pause")).status_code == 404

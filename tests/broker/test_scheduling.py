@@ -11,7 +11,7 @@ import pytest
 
 from broker.connection import Pipe
 from broker.consumer import Consumer
-from broker.fleet import WorkerRecord
+from broker.fleet import WorkerRecord, look
 from broker.job import Forecast, ServiceClass
 from broker.policy import Aging, Asking, Order, Passing, Room
 from broker.producer import Producer
@@ -51,13 +51,15 @@ def grow_old(backdoor: Backdoor, *job_ids: str) -> None:
 
 
 async def test_job_rises_one_level_at_a_time_and_keeps_its_class(
-    producer: Producer, worker: Consumer, backdoor: Backdoor
+    pipe: Pipe, producer: Producer, worker: Consumer, backdoor: Backdoor
 ) -> None:
     [job_id] = await submit(producer, service_class=P3)
     for level in (2, 1, 0):
         grow_old(backdoor, job_id)
         await worker.claim(0)
         assert backdoor.members(f"aged:{level}") == [job_id]
+        seen = await look(pipe, POOL)
+        assert (seen.waiting, seen.promoted) == ([0, 0, 0, 0], 1)
         assert backdoor.job(job_id)["class"] == "3"
     assert backdoor.members("aging") == [], "at the top it stays"
     assert backdoor.stats()["promoted:3"] == "3"
