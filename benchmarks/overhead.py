@@ -165,7 +165,7 @@ def compare(
 def overhead(engine: Target, headway: Target, *, quick: bool) -> list[Figure]:
     figures: list[Figure] = []
     for clients in (1, 8):
-        rounds, requests = (1, 10 if clients == 1 else 24) if quick else (5, 60 if clients == 1 else 160)
+        rounds, requests = (1, 10 if clients == 1 else 24) if quick else (3, 30 if clients == 1 else 96)
         sides = compare((engine, headway), clients=clients, rounds=rounds, requests=requests)
         setting = (
             f"streaming, {clients} client(s), {rounds} rounds of {requests} requests, llama.cpp, seed {SEED}"

@@ -80,6 +80,7 @@ class Worker:
             for lease in claimed.leases:
                 self.running[lease.job_id] = asyncio.create_task(self.work(lease))
             if not claimed.more:
+                await asyncio.sleep(0)  # the jobs first
                 await self.consumer.wait(claimed.next_due_s or 60.0)
 
     async def work(self, lease: Lease) -> None:

@@ -74,8 +74,13 @@ class Consumer:
 
     async def finish(self, lease: Lease, ending: scripts.Ending) -> None:
         """Ends the job. Safe to repeat. Raises StaleToken if the job is no longer this lease's."""
-        if not await self._pipe.run(scripts.finish(lease.job_id, lease.token, ending=ending)):
+        if not (await self.finish_many([(lease, ending)]))[0]:
             raise StaleToken(f"{lease.job_id} was taken from token {lease.token} before it finished")
+
+    async def finish_many(self, ends: Sequence[tuple[Lease, scripts.Ending]]) -> list[bool]:
+        """Ends several jobs in one script; False where the token is stale."""
+        call = scripts.finish_many([(lease.job_id, lease.token, ending) for lease, ending in ends])
+        return [bool(answer) for answer in await self._pipe.run(call)]
 
     async def release(self, lease: Lease, given: scripts.Return) -> bool:
         """Gives the job back; False if that was its last try. Raises StaleToken."""

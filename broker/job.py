@@ -16,6 +16,9 @@ POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 JOB_ID = re.compile(r"job_[0-9a-z]{26}\.([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 MAX_PRIORITY = 1_000_000
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: sorts as it counts
+PAIRS = [
+    first + second for first in ALPHABET for second in ALPHABET
+]  # two digits at a time: ids are made by the thousand
 
 
 class ServiceClass(IntEnum):
@@ -153,7 +156,8 @@ _process = int.from_bytes(os.urandom(7))
 
 def base32(number: int, length: int) -> str:
     """The lowest 5 x `length` bits of `number`, most significant digit first."""
-    return "".join(ALPHABET[(number >> shift) & 31] for shift in range(5 * (length - 1), -1, -5))
+    pairs = (length + 1) // 2
+    return "".join([PAIRS[(number >> shift) & 1023] for shift in range(10 * (pairs - 1), -1, -10)])[-length:]
 
 
 def new_job_id(pool: str) -> str:

@@ -6,14 +6,16 @@ Every method is safe to repeat: a job is known by its id.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from broker import policy, scripts
+from broker import bulk, policy, scripts
 from broker.connection import Pipe
 from broker.errors import RedisAway, UnknownJob
 from broker.job import Accepted, Forecast, JobView, ServiceClass, Status, Submission, new_job_id, pool_of
 from broker.keys import PoolKeys
 
 SUBMIT_PATIENCE_S = 2.0
+BULK = 200  # jobs per script of `submit_bulk`: it holds up everybody else for 2 ms
 USAGE = {"prompt_used": "prompt_tokens", "output_used": "completion_tokens", "cached_used": "cached_tokens"}
 
 
@@ -44,21 +46,48 @@ class Producer:
 
     async def submit_many(self, jobs: Sequence[Submission], *, durable: bool = False) -> list[Accepted]:
         """Queues all jobs in one round trip. On RedisAway some may be queued: submit the same ids again."""
-        calls = [scripts.enqueue(job, self._order) for job in jobs]
+        answers = await self._insist([scripts.enqueue(job, self._order) for job in jobs], durable=durable)
+        return [
+            Accepted(job.job_id, bool(answer[0]), Status(answer[1].decode()), answer[2])
+            for job, answer in zip(jobs, answers, strict=True)
+        ]
+
+    async def submit_bulk(self, jobs: Sequence[Submission]) -> list[Accepted]:
+        """As `submit_many`, at half the cost to Redis, for many jobs of few kinds (`bulk.alike`).
+
+        Positions are not looked up (-1). On QueueFull too some may be queued: submit the same ids again.
+        """
+        kinds: dict[tuple[object, ...], list[Submission]] = {}
+        for job in jobs:
+            kinds.setdefault(bulk.alike(job), []).append(job)
+        parts = [kind[at : at + BULK] for kind in kinds.values() for at in range(0, len(kind), BULK)]
+        tasks = []
+        for part in parts:
+            tasks.append(asyncio.create_task(self._submit_part(part)))
+            await asyncio.sleep(0)  # so that it is on its way while the next one is put together
+        statuses = {job_id: status for answer in await asyncio.gather(*tasks) for job_id, status in answer}
+        return [Accepted(job.job_id, *statuses[job.job_id], -1) for job in jobs]
+
+    async def _submit_part(self, jobs: Sequence[Submission]) -> list[tuple[str, tuple[bool, Status]]]:
+        """One script. Answers with what `Accepted` wants to know of each job."""
+        answer = (await self._insist([bulk.enqueue_many(jobs, self._order)]))[0]
+        new = (True, Status.QUEUED)
+        return [
+            (job.job_id, new if status is None else (False, Status(status.decode())))
+            for job, status in zip(jobs, answer, strict=True)
+        ]
+
+    async def _insist(self, calls: Sequence[scripts.Call], *, durable: bool = False) -> list[Any]:
+        """All answers. Repeats all calls while Redis is away, up to `SUBMIT_PATIENCE_S`; then raises RedisAway."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + SUBMIT_PATIENCE_S
         while True:
             try:
-                answers = await self._pipe.run_all(calls, durable=durable)
+                return await self._pipe.run_all(calls, durable=durable)
             except RedisAway:
                 if loop.time() > give_up:
                     raise
                 await asyncio.sleep(0.1)
-                continue
-            return [
-                Accepted(job.job_id, bool(answer[0]), Status(answer[1].decode()), answer[2])
-                for job, answer in zip(jobs, answers, strict=True)
-            ]
 
     async def feed(self, job_id: str) -> bool:
         """Lets a held job into its ready set. False if it was not held any more."""

@@ -6,6 +6,7 @@ This is also the border where float seconds become integer milliseconds.
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -28,6 +29,7 @@ PARTS = (
     "weigh",
     "pick",
     "take",
+    "finish",
 )
 
 
@@ -89,16 +91,14 @@ def ms(seconds: float) -> int:
 
 def enqueue(job: Submission, order: Order) -> Call:
     k, i, forecast = PoolKeys(job.pool), job.job_id, job.forecast
-    fields: list[Argument] = ["endpoint", job.endpoint, "stream", int(job.stream)]
-    fields += ["attached", int(job.attached), "tenant", job.tenant, "retain", ms(job.retain_s)]
-    fields += ["ptok", forecast.prompt_tokens, "otok", forecast.output_tokens]
     optional: dict[str, Argument] = {
-        "meta": job.metadata,
+        "cost": ms(forecast.run_s),
+        "ptok": forecast.prompt_tokens,
+        "otok": forecast.output_tokens,
         "need": forecast.kv_tokens,
-        "cap": job.tenant_cap,
         "pfx": job.prefix,
     }
-    fields += [item for name, value in optional.items() if value for item in (name, value)]
+    fields = stored(job) + [item for name, value in optional.items() if value for item in (name, value)]
     sets = (k.named(name) for name in ("delayed", "deadlines", "aging", "index"))
     keys = (k.job(i), k.payload(i), *k.all_ready, *sets, k.fair(job.tenant), k.named("stats"), k.prefix)
     age_s = order.aging.first_s(job.service_class, deadline_s=job.deadline_s, run_s=forecast.run_s)
@@ -188,14 +188,17 @@ class Ending:
 
 
 def finish(job_id: str, token: int, *, ending: Ending) -> Call:
-    k = PoolKeys(job_id.partition(".")[2])
-    status = "succeeded" if ending.succeeded else "failed"
-    usage = (ending.prompt_tokens, ending.output_tokens, ending.cached_tokens)
-    return Call(
-        script("finish"),
-        (k.prefix, k.job(job_id), k.named("stats")),
-        (job_id, token, status, ending.data, *usage),
-    )
+    return finish_many([(job_id, token, ending)])
+
+
+def finish_many(ends: Sequence[tuple[str, int, Ending]]) -> Call:
+    """Jobs of one pool, each with the token of its lease; some tens at most, for others wait meanwhile."""
+    k = PoolKeys(ends[0][0].partition(".")[2])
+    args: list[Argument] = []
+    for job_id, token, end in ends:
+        args += (job_id, token, "succeeded" if end.succeeded else "failed", end.data)
+        args += (end.prompt_tokens, end.output_tokens, end.cached_tokens)
+    return Call(script("finish"), (k.prefix, k.named("stats")), tuple(args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +262,16 @@ def reap(pool: str, limits: Limits, *, every_s: float = 1.0, limit: int = 200) -
         *ages(limits.aging),
     )
     return Call(script("reap"), (k.prefix, *(k.named(n) for n in names)), args)
+
+
+def stored(job: Submission) -> list[Argument]:
+    """Name, value pairs that enqueue puts into the job's hash as they are. Zero is not stored: it is read as such."""
+    fields: list[Argument] = ["endpoint", job.endpoint, "tenant", job.tenant, "retain", ms(job.retain_s)]
+    optional: dict[str, Argument] = {
+        "stream": int(job.stream),
+        "attached": int(job.attached),
+        "reply": job.reply_to,
+        "meta": job.metadata,
+        "cap": job.tenant_cap,
+    }
+    return fields + [item for name, value in optional.items() if value for item in (name, value)]

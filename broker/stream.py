@@ -283,7 +283,8 @@ async def _replay(pipe: Pipe, job_id: str, *, seen: Position) -> AsyncIterator[M
             yield _beyond(message, seen)
             seen = message.at
     if state.terminal:
-        if int(seq) > 0 and seen < Position(int(token), int(seq)):
+        end = Position(int(token or 0), int(seq or 0))  # zero is not stored
+        if end.seq > 0 and seen < end:
             raise StreamLost(f"the chunks of {job_id} after {seen} are no longer kept")
         data = await pipe.command("GET", keys.result(job_id))
-        yield Message(job_id, "done", Position(int(token), int(seq)), queue_s, state, data or b"")
+        yield Message(job_id, "done", end, queue_s, state, data or b"")

@@ -1,7 +1,7 @@
 -- Puts a queued job where claim finds it: into its class's ready set by score, or, once promoted, into the aged set of
--- its level by the time of its promotion. `job`: class, level, score, aged (time of promotion, ms).
+-- its level by the time of its promotion. `job`: class, level (false: the class), score, aged (time of promotion, ms).
 local function place(p, id, job)
-  if tonumber(job[2]) < tonumber(job[1]) then
+  if job[2] and job[2] < job[1] then
     redis.call('ZADD', p .. 'aged:' .. job[2], job[4], id)
   else
     redis.call('ZADD', p .. 'ready:' .. job[1], job[3], id)

@@ -2,9 +2,9 @@
 local function requeue(p, id, now, delay_ms)
   redis.call('ZREM', p .. 'leases', id)
   local key = p .. 'job:' .. id
-  local job = redis.call('HMGET', key, 'class', 'level', 'score', 'aged', 'age')
+  local job = redis.call('HMGET', key, 'class', 'level', 'score', 'aged', 'age', 'deadline')
   redis.call('HSET', key, 'status', 'queued')
-  if tonumber(job[5]) > 0 then redis.call('ZADD', p .. 'aging', now + job[5], id) end
+  if tonumber(job[5]) > 0 then redis.call('ZADD', p .. 'aging', math.min(now + job[5], job[6]), id) end
   if delay_ms > 0 then
     redis.call('ZADD', p .. 'delayed', now + delay_ms, id)
     redis.call('ZADD', p .. 'marker', 0, 'work') -- a waiting worker learns when it is due

@@ -1,34 +1,38 @@
--- The one place where a job ends. `job`: HMGET of SETTLE_FIELDS.
+-- The one place where a job ends. `job`: HMGET of SETTLE_FIELDS; `...`: more name, value pairs for its hash.
 -- Starts with ZREM, which Redis never refuses for want of memory; after a first write the rest is let through.
 -- `keep_ms` > 0 keeps the request (dead letters); `data` is what waiters are told: the answer, or the error.
 local SETTLE_FIELDS = { 'status', 'class', 'token', 'seq', 'reply', 'retain', 'created', 'claimed', 'level', 'tenant',
-  'cap' }
+  'cap', 'errors', 'deaths' }
 
-local function settle(p, id, job, status, now, data, keep_ms)
-  redis.call('ZREM', p .. 'leases', id)
+local function leave_sets(p, id, job)
   redis.call('ZREM', p .. 'deadlines', id)
+  if job[1] == 'running' then return redis.call('ZREM', p .. 'leases', id) end -- it is in no other set
   redis.call('ZREM', p .. 'ready:' .. job[2], id)
   redis.call('ZREM', p .. 'delayed', id)
   redis.call('ZREM', p .. 'aging', id)
-  if job[9] < job[2] then redis.call('ZREM', p .. 'aged:' .. job[9], id) end
+  if job[9] and job[9] < job[2] then redis.call('ZREM', p .. 'aged:' .. job[9], id) end
   if job[11] then redis.call('ZREM', p .. 'capped:' .. job[10], id) end
-  local key = p .. 'job:' .. id
+end
+
+local function settle(p, id, job, status, now, data, keep_ms, ...)
+  local key, token, seq = p .. 'job:' .. id, job[3] or '0', job[4] or '0'
   local retain = math.max(tonumber(job[6]), keep_ms or 0, 1)
-  redis.call('HSET', key, 'status', status, 'finished', now)
+  leave_sets(p, id, job)
+  redis.call('HSET', key, 'status', status, 'finished', now, ...)
+  redis.call('PEXPIRE', key, retain)
   if keep_ms and keep_ms > 0 then
     redis.call('PEXPIRE', p .. 'in:' .. id, keep_ms)
   else
     redis.call('DEL', p .. 'in:' .. id)
   end
   if data ~= '' then redis.call('SET', p .. 'res:' .. id, data, 'PX', retain) end
-  redis.call('PEXPIRE', key, retain)
-  redis.call('PEXPIRE', p .. 'out:' .. id, retain)
-  redis.call('PEXPIRE', p .. 'hist:' .. id, retain)
+  if seq ~= '0' or tonumber(token) > 1 then redis.call('PEXPIRE', p .. 'out:' .. id, retain) end
+  if status ~= 'succeeded' or job[12] or job[13] then redis.call('PEXPIRE', p .. 'hist:' .. id, retain) end
   redis.call('HINCRBY', p .. 'stats', status .. ':' .. job[2], 1)
   if job[1] == 'running' then
     free_cap(p, job[10], job[11], now)
-    if status ~= 'succeeded' then redis.call('PUBLISH', p .. 'control', 'abort ' .. id .. ' ' .. job[3]) end
+    if status ~= 'succeeded' then redis.call('PUBLISH', p .. 'control', 'abort ' .. id .. ' ' .. token) end
   end
   local queue_ms = (tonumber(job[8]) or now) - tonumber(job[7])
-  tell(p, id, job[5], 'done ' .. job[3] .. ' ' .. job[4] .. ' ' .. queue_ms .. ' ' .. status, data)
+  tell(p, id, job[5], 'done ' .. token .. ' ' .. seq .. ' ' .. queue_ms .. ' ' .. status, data)
 end

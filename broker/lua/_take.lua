@@ -15,20 +15,34 @@ local function settle_fields(job)
 end
 
 local function take(p, id, job, ask, now)
-  local attempts = job.attempts + 1
-  local token = redis.call('HINCRBY', p .. 'job:' .. id, 'token', 1)
-  redis.call('HSET', p .. 'job:' .. id, 'status', 'running', 'worker', ask.worker, 'claimed', now, 'attempts', attempts,
-    'seq', 0)
-  redis.call('ZREM', p .. 'aging', id)
-  redis.call('ZADD', p .. 'leases', now + ask.lease_ms, id)
-  redis.call('HINCRBY', p .. 'stats', 'claimed:' .. job.class, 1)
+  local attempts, token = (job.attempts or 0) + 1, (job.token or 0) + 1
+  redis.call('HSET', p .. 'job:' .. id, 'status', 'running', 'token', token, 'worker', ask.worker, 'claimed', now,
+    'attempts', attempts, 'seq', 0)
+  ask.taken[#ask.taken + 1] = id
+  ask.deadlines[#ask.deadlines + 1] = job.deadline
+  ask.deadlines[#ask.deadlines + 1] = id
+  ask.count[job.class] = (ask.count[job.class] or 0) + 1
   take_cap(p, job.tenant, job.cap)
   if job.pfx then remember(p, job.pfx, ask.worker, now) end
-  if ask.holds then redis.call('DEL', p .. 'hold') end
   if ask.kv >= 0 then ask.kv = ask.kv - (tonumber(job.need) or 0) end
-  if ask.prefill >= 0 then ask.prefill = ask.prefill - tonumber(job.ptok) end
+  if ask.prefill >= 0 then ask.prefill = ask.prefill - (tonumber(job.ptok) or 0) end
   if tonumber(job.class) >= 2 then ask.bulk = ask.bulk - 1 end
   tell(p, id, '', 'running ' .. token .. ' 0 ' .. (now - job.created) .. ' running', ask.worker)
-  return { id, token, job.class, job.endpoint, job.stream, job.attached, attempts, job.cost, job.deadline, job.tenant,
-    job.need or 0, job.preempts or 0, redis.call('GET', p .. 'in:' .. id) or '' }
+  return { id, token, job.class, job.endpoint, job.stream or 0, job.attached or 0, attempts, job.cost or 0, job.deadline,
+    job.tenant, job.need or 0, job.preempts or 0, redis.call('GET', p .. 'in:' .. id) or '' }
+end
+
+-- What all taken jobs have in common, in as few commands as it takes.
+local function lease(p, ask, now)
+  if #ask.taken == 0 then return end
+  local leases = {}
+  for _, id in ipairs(ask.taken) do
+    leases[#leases + 1] = now + ask.lease_ms
+    leases[#leases + 1] = id
+  end
+  redis.call('ZREM', p .. 'aging', unpack(ask.taken))
+  redis.call('ZADD', p .. 'deadlines', unpack(ask.deadlines))
+  redis.call('ZADD', p .. 'leases', unpack(leases))
+  for class, n in pairs(ask.count) do redis.call('HINCRBY', p .. 'stats', 'claimed:' .. class, n) end
+  if ask.holds then redis.call('DEL', p .. 'hold') end
 end

@@ -14,7 +14,7 @@ local function weigh(p, id, job, ask, now)
   if tonumber(job.class) >= 2 and ask.bulk <= 0 then return 'pass' end
   ask.need = tonumber(job.need) or 0
   if ask.kv >= 0 and ask.need > ask.kv then return too_big(p, id, job, ask, now) end
-  if ask.prefill >= 0 and tonumber(job.ptok) > ask.prefill then return 'pass' end
+  if ask.prefill >= 0 and (tonumber(job.ptok) or 0) > ask.prefill then return 'pass' end
   if not job.pfx then return 'take' end
   local owner = holder(p, job.pfx, now, ask.lease_ms)
   if not owner then return 'take', 'missed' end

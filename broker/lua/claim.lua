@@ -10,7 +10,8 @@
 local p, now, wanted = KEYS[1], now_ms(), tonumber(ARGV[2])
 local ask = { worker = ARGV[1], lease_ms = tonumber(ARGV[3]), kv = tonumber(ARGV[8]), kv_total = tonumber(ARGV[9]),
   prefill = tonumber(ARGV[10]), bulk = tonumber(ARGV[11]), patience_ms = tonumber(ARGV[13]),
-  bypass_n = tonumber(ARGV[14]), bypass_ms = tonumber(ARGV[15]), holds = redis.call('GET', p .. 'hold') == ARGV[1] }
+  bypass_n = tonumber(ARGV[14]), bypass_ms = tonumber(ARGV[15]), holds = redis.call('GET', p .. 'hold') == ARGV[1],
+  taken = {}, deadlines = {}, count = {} }
 local look, share, jobs, hint, held = tonumber(ARGV[12]), tonumber(ARGV[16]), {}, -1, false
 
 promote(p, now, { ARGV[4], ARGV[5], ARGV[6], ARGV[7] }, 32)
@@ -59,6 +60,7 @@ for level = 0, 3 do
   if queue.cut and passed == 0 and #jobs < wanted then break end
 end
 
+lease(p, ask, now)
 local left = 0
 for level = 0, 3 do left = left + redis.call('ZCARD', p .. 'ready:' .. level) + redis.call('ZCARD', p .. 'aged:' .. level) end
 local more = (left == 0 or paused) and 0 or (passed > 0 and 2 or 1)

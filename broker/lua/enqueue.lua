@@ -22,17 +22,19 @@ local deadline = now + tonumber(ARGV[7])
 redis.call('SET', KEYS[2], ARGV[9]) -- first, for it is refused when memory is full: nothing is accepted then
 local finish = math.ceil(start + cost / math.max(weight, 1e-9))
 if weight > 0 and finish > now then redis.call('SET', KEYS[11], finish, 'PX', finish - now) end
-redis.call('HSET', KEYS[1], 'status', 'queued', 'class', class, 'level', class, 'age', ARGV[12], 'score', score, 'cost', cost, 'created', now,
-  'deadline', deadline, 'token', 0, 'seq', 0, 'attempts', 0, 'errors', 0, 'deaths', 0, 'reply', ARGV[11],
-  unpack(ARGV, 13))
-redis.call('ZADD', KEYS[8], deadline, ARGV[1])
+redis.call('HSET', KEYS[1], 'status', 'queued', 'class', class, 'age', ARGV[12], 'score', score, 'created', now,
+  'deadline', deadline, unpack(ARGV, 13))
 redis.call('HINCRBY', KEYS[12], 'enqueued:' .. class, 1)
 local cap = tonumber(ARGV[10])
 if cap > 0 then
   redis.call('ZADD', KEYS[10], now, ARGV[1])
   redis.call('ZREMRANGEBYRANK', KEYS[10], 0, -(cap + 1))
 end
-if tonumber(ARGV[12]) > 0 then redis.call('ZADD', KEYS[9], now + ARGV[12], ARGV[1]) end
+if tonumber(ARGV[12]) > 0 then -- in one set of the two: 144 bytes a job
+  redis.call('ZADD', KEYS[9], math.min(now + ARGV[12], deadline), ARGV[1])
+else
+  redis.call('ZADD', KEYS[8], deadline, ARGV[1])
+end
 local hold = tonumber(ARGV[8])
 if hold > 0 then
   redis.call('ZADD', KEYS[7], now + hold, ARGV[1])

@@ -33,9 +33,9 @@ local function overdue(id)
   expired = expired + 1
 end
 
+promote(p, now, { ARGV[7], ARGV[8], ARGV[9], ARGV[10] }, limit)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, limit)) do overdue(id) end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, limit)) do died(id) end
-promote(p, now, { ARGV[7], ARGV[8], ARGV[9], ARGV[10] }, limit)
 local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, limit)
 for _, id in ipairs(due) do
   redis.call('ZREM', KEYS[3], id)

@@ -8,7 +8,7 @@ local job = redis.call('HMGET', KEYS[2], unpack(SETTLE_FIELDS))
 if job[1] ~= 'running' or job[3] ~= ARGV[2] then return 0 end
 local more = redis.call('HMGET', KEYS[2], 'score', 'errors', 'attached')
 local now = now_ms()
-local errors = tonumber(more[2]) + (ARGV[3] == 'error' and 1 or 0)
+local errors = (tonumber(more[2]) or 0) + (ARGV[3] == 'error' and 1 or 0)
 
 redis.call('ZREM', KEYS[1] .. 'leases', ARGV[1])
 redis.call('HSET', KEYS[2], 'errors', errors)

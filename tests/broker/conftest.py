@@ -27,7 +27,8 @@ async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
     """Afterwards what is still pending is cancelled, so that the leak check sees what ended jobs leave behind."""
     pipe = Pipe(redis_url)
     yield pipe
-    pending = await pipe.command("ZRANGE", KEYS.named("deadlines"), 0, -1)
+    timed = [await pipe.command("ZRANGE", KEYS.named(name), 0, -1) for name in ("deadlines", "aging")]
+    pending = {job_id for ids in timed for job_id in ids}
     await pipe.run_all([scripts.cancel(job_id.decode()) for job_id in pending])
     await pipe.close()
 

@@ -78,6 +78,7 @@ class Backdoor:
     def pass_deadline(self, job_id: str) -> None:
         self.ask("HSET", KEYS.job(job_id), "deadline", LONG_AGO)
         self.ask("ZADD", KEYS.named("deadlines"), "XX", LONG_AGO, job_id)
+        self.ask("ZADD", KEYS.named("aging"), "XX", LONG_AGO, job_id)
 
     def let_reap(self) -> None:
         """As if the last reap was long ago."""

@@ -50,7 +50,8 @@ def check_sets(model: Model, backdoor: Backdoor) -> None:
         assert backdoor.members(f"ready:{c}") == order
     for suffix, place in PLACES.items():
         assert set(backdoor.members(suffix)) == model.in_place(place)
-    assert set(backdoor.members("deadlines")) == {job.job_id for job in model.jobs.values() if job.pending}
+    timed = set(backdoor.members("deadlines")) | set(backdoor.members("aging"))
+    assert timed == {job.job_id for job in model.jobs.values() if job.pending}
     assert set(backdoor.members("dead")) == {
         j.job_id for j in model.jobs.values() if j.dead and not j.redriven
     }
@@ -80,7 +81,7 @@ def check_job(job: Job, backdoor: Backdoor) -> None:
     pipeline.llen(KEYS.history(job.job_id))
     raw, ttl, payload_ttl, result, entries, attempts_that_failed = pipeline.execute()
     names = ("status", "token", "seq", "attempts", "errors", "deaths")
-    found = {name: raw[name.encode()].decode() for name in names}
+    found = {name: raw.get(name.encode(), b"0").decode() for name in names}  # zero is not stored
     assert found == {name: str(getattr(job, name)) for name in names}
     assert float(raw[b"score"]) == job.score
     assert (ttl == -1) == job.pending

@@ -172,7 +172,7 @@ class QueueMachine(RuleBasedStateMachine):
     def finish(self, which: int, succeeded: bool) -> None:
         job = self.pick("leased", which)
         call = scripts.finish(job.job_id, job.token, ending=ENDINGS[succeeded])
-        assert self.run(call) == [1]
+        assert self.run(call) == [[1]]
         self.model.end(job, "succeeded" if succeeded else "failed", ENDINGS[succeeded].data)
         self.model.stats.update(tokens_in=3, tokens_out=5, tokens_cached=1)
 
@@ -198,7 +198,7 @@ class QueueMachine(RuleBasedStateMachine):
             scripts.release(job_id, token, given=Return("error", error=ERROR), limits=LIMITS),
             scripts.finish(job_id, token, ending=ENDINGS[succeeded]),
         )
-        assert answers == [0, 0, 2 if done else 0]
+        assert answers == [0, 0, [2 if done else 0]]
         assert self.backdoor.snapshot() == before
 
     @rule(job_id=jobs)
