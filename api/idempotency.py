@@ -57,8 +57,8 @@ async def keyed_job(services: Services, asked: Asked, *, key: str) -> Submission
     if claimed.first or not await _is_there(services, claimed.job_id):
         await find_room(services, asked.pool, attached=True)
         await prolong(services, claimed)
-    job = attached_submission(services, asked)
-    return replace(job, job_id=claimed.job_id, reply_to="", retain_s=retain_s)
+    job = attached_submission(services, asked, job_id=claimed.job_id)
+    return replace(job, reply_to="", retain_s=retain_s)
 
 
 async def _is_there(services: Services, job_id: str) -> bool:

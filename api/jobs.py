@@ -6,7 +6,7 @@ job in by itself after `HOLD_S`.
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,13 +26,13 @@ from api.submit import (
     parse_deadline,
     parse_priority,
     parse_tier,
+    plain_submission,
 )
 from broker import request_checks
 from broker.errors import RedisAway, UnknownJob
 from broker.job import Accepted, JobView, ServiceClass, Status, Submission, new_job_id
 from broker.policy import DAY_S
 from broker.stream import Mailbox
-from predictor.prefix import prefix_chain
 
 FEED_TASK = "headway.feed"
 HOLD_S = 60.0
@@ -152,9 +152,8 @@ async def submit(services: Services, job_asked: JobAsked, *, key: str = "") -> d
         try:
             return await _queue(services, job_asked, job_id=job_id)
         except RedisAway:
-            services.abandon(
-                job_id
-            )  # it may be queued, and nobody can ask for it again: it must not run for nobody
+            # it may be queued, and nobody can ask for it again: it must not run for nobody
+            services.abandon(job_id)
             raise
     claimed = await idempotency.claim(
         services,
@@ -193,16 +192,8 @@ def submission(services: Services, job_asked: JobAsked, *, job_id: str) -> Submi
     kept: dict[str, Any] = {"metadata": job_asked.metadata} if job_asked.metadata else {}
     if asked.model != asked.pool:
         kept["model"] = asked.model
-    return Submission(
-        job_id=job_id,
-        service_class=asked.service_class,
-        endpoint=asked.endpoint,
-        body=asked.body,
-        forecast=services.estimator.forecast(asked.pool, asked.document),
-        prefix=prefix_chain(asked.document),
-        stream=asked.stream,
-        priority=asked.priority,
-        deadline_s=asked.deadline_s,
+    return replace(
+        plain_submission(services, asked, job_id=job_id),
         retain_s=services.settings.result_ttl_s,
         hold_s=HOLD_S if asked.service_class >= ServiceClass.P2 else 0.0,
         listed=True,

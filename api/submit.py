@@ -5,7 +5,7 @@ Used by the OpenAI routes (a connection waits for the answer) and by `/v1/jobs` 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -161,12 +161,11 @@ async def find_room(services: Services, pool: str, *, attached: bool) -> Snapsho
 async def attached_job(services: Services, asked: Asked) -> Submission:
     """A submission that a connection waits for. Raises as `find_room`."""
     await find_room(services, asked.pool, attached=True)
-    return attached_submission(services, asked)
+    return attached_submission(services, asked, job_id=new_job_id(asked.pool))
 
 
-def attached_submission(services: Services, asked: Asked) -> Submission:
-    job_id = new_job_id(asked.pool)
-    retain_s = services.settings.replay_ttl_s
+def plain_submission(services: Services, asked: Asked, *, job_id: str) -> Submission:
+    """What a job is whoever waits for it: the request and its forecast."""
     return Submission(
         job_id=job_id,
         service_class=asked.service_class,
@@ -175,9 +174,17 @@ def attached_submission(services: Services, asked: Asked) -> Submission:
         forecast=services.estimator.forecast(asked.pool, asked.document),
         prefix=prefix_chain(asked.document),
         stream=asked.stream,
-        attached=True,
         priority=asked.priority,
         deadline_s=asked.deadline_s,
+    )
+
+
+def attached_submission(services: Services, asked: Asked, *, job_id: str) -> Submission:
+    """A connection of this process waits for the job."""
+    retain_s = services.settings.replay_ttl_s
+    return replace(
+        plain_submission(services, asked, job_id=job_id),
+        attached=True,
         reply_to=services.hub.address(job_id),
         retain_s=retain_s if asked.stream else min(retain_s, ATTACHED_RETAIN_S),
     )

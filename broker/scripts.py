@@ -20,6 +20,7 @@ PARTS = (
     "now",
     "tell",
     "place",
+    "revive",
     "cap",
     "settle",
     "requeue",
@@ -251,7 +252,7 @@ DEATH = b'{"message":"the worker died or lost its connection while it ran this j
 
 def reap(pool: str, limits: Limits, *, every_s: float = 1.0, limit: int = 200) -> Call:
     k = PoolKeys(pool)
-    names = ("leases", "delayed", "deadlines", "index", "dead", "workers", "stats", "reaped")
+    names = ("leases", "deadlines", "index", "dead", "workers", "stats", "reaped")
     args = (
         ms(every_s),
         limit,

@@ -39,7 +39,7 @@ class Doorbell:
             self._bell = None
 
     async def _hang_up(self, at_most_s: float, *, for_all: bool) -> "asyncio.Task[None]":
-        if self._bell is not None and (self._for_all != for_all or for_all):
+        if self._bell is not None and (self._for_all or for_all):
             await self.close()
         if self._bell is None:
             self._for_all = for_all

@@ -18,5 +18,5 @@ local function free_cap(p, tenant, cap)
   local next_id = redis.call('ZRANGE', p .. 'capped:' .. tenant, 0, 0)[1]
   if not next_id then return end
   redis.call('ZREM', p .. 'capped:' .. tenant, next_id)
-  place(p, next_id, redis.call('HMGET', p .. 'job:' .. next_id, 'class', 'level', 'score', 'aged'))
+  place_stored(p, next_id)
 end

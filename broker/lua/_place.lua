@@ -9,3 +9,9 @@ local function place(p, id, job)
   redis.call('ZADD', p .. 'marker', 0, 'work')
   if job[1] == '0' then redis.call('ZADD', p .. 'urgent', 0, 'work') end
 end
+
+-- As `place`, for a job that is known by its id only; nothing for one that is gone.
+local function place_stored(p, id)
+  local job = redis.call('HMGET', p .. 'job:' .. id, 'class', 'level', 'score', 'aged')
+  if job[1] then place(p, id, job) end
+end

@@ -6,7 +6,7 @@
 --          job = {id, token, class, endpoint, stream, attached, attempts, cost_ms, deadline_ms, tenant, need, preempts, payload}
 --          more = 0 nothing is left, 1 claim again, 2 what is left is not for this worker now
 -- INVARIANT: a job is leased to one worker at a time; its token is higher than any it had before.
--- INCLUDES: now, tell, place, cap, settle, promote, prefix, weigh, pick, take
+-- INCLUDES: now, tell, place, revive, cap, settle, promote, prefix, weigh, pick, take
 local p, now, wanted = KEYS[1], now_ms(), tonumber(ARGV[2])
 local ask = { worker = ARGV[1], lease_ms = tonumber(ARGV[3]), kv = tonumber(ARGV[8]), kv_total = tonumber(ARGV[9]),
   prefill = tonumber(ARGV[10]), bulk = tonumber(ARGV[11]), patience_ms = tonumber(ARGV[13]),
@@ -15,11 +15,7 @@ local ask = { worker = ARGV[1], lease_ms = tonumber(ARGV[3]), kv = tonumber(ARGV
 local look, share, jobs, hint, held = tonumber(ARGV[12]), tonumber(ARGV[16]), {}, -1, false
 
 promote(p, now, { ARGV[4], ARGV[5], ARGV[6], ARGV[7] }, 32)
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, 64)) do
-  redis.call('ZREM', KEYS[4], id)
-  local job = redis.call('HMGET', p .. 'job:' .. id, 'class', 'level', 'score', 'aged')
-  if job[1] then place(p, id, job) end
-end
+revive(p, now, 64)
 
 -- Takes a job, ends it, or passes it over; true if it is none the less still in its set.
 local function consider(id, set)

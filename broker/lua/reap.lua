@@ -1,12 +1,12 @@
 -- Recovers what nobody else will: leases of dead workers, retries that are due, jobs past their deadline.
--- KEYS: 1 prefix, 2 leases, 3 delayed, 4 deadlines, 5 index, 6 dead, 7 workers, 8 stats, 9 reaped
+-- KEYS: 1 prefix, 2 leases, 3 deadlines, 4 index, 5 dead, 6 workers, 7 stats, 8 reaped
 -- ARGV: 1 every_ms, 2 limit, 3 max_deaths, 4 keep_ms, 5 index_ms, 6 error for a death (JSON), 7-10 ages (ms)
 -- RETURNS: {deaths, due, expired}, or {} if another process did it less than every_ms ago
 -- INVARIANT: guarded by status and expiry; bounded by limit; a job goes back with its first score.
--- INCLUDES: now, tell, place, cap, settle, requeue, bury, promote
-if redis.call('EXISTS', KEYS[9]) == 1 then return {} end
-redis.call('DEL', KEYS[9]) -- a first write that memory pressure cannot refuse
-redis.call('SET', KEYS[9], 1, 'PX', ARGV[1])
+-- INCLUDES: now, tell, place, revive, cap, settle, requeue, bury, promote
+if redis.call('EXISTS', KEYS[8]) == 1 then return {} end
+redis.call('DEL', KEYS[8]) -- a first write that memory pressure cannot refuse
+redis.call('SET', KEYS[8], 1, 'PX', ARGV[1])
 local p, now, limit = KEYS[1], now_ms(), tonumber(ARGV[2])
 local deaths, expired = 0, 0
 
@@ -14,11 +14,11 @@ local function died(id)
   redis.call('ZREM', KEYS[2], id)
   local job = redis.call('HMGET', p .. 'job:' .. id, unpack(SETTLE_FIELDS))
   if job[1] ~= 'running' then return end
-  local more = redis.call('HMGET', p .. 'job:' .. id, 'score', 'attached', 'worker')
+  local more = redis.call('HMGET', p .. 'job:' .. id, 'attached', 'worker')
   local count = redis.call('HINCRBY', p .. 'job:' .. id, 'deaths', 1)
-  redis.call('RPUSH', p .. 'hist:' .. id, cjson.encode({ at = now, death = more[3] }))
+  redis.call('RPUSH', p .. 'hist:' .. id, cjson.encode({ at = now, death = more[2] }))
   deaths = deaths + 1
-  if more[2] == '1' and tonumber(job[4]) > 0 then return settle(p, id, job, 'failed', now, ARGV[6], 0) end
+  if more[1] == '1' and tonumber(job[4]) > 0 then return settle(p, id, job, 'failed', now, ARGV[6], 0) end
   if count > tonumber(ARGV[3]) then return bury(p, id, job, now, ARGV[6], tonumber(ARGV[4])) end
   requeue(p, id, now, 0)
   free_cap(p, job[10], job[11], now)
@@ -26,7 +26,7 @@ local function died(id)
 end
 
 local function overdue(id)
-  redis.call('ZREM', KEYS[4], id)
+  redis.call('ZREM', KEYS[3], id)
   local job = redis.call('HMGET', p .. 'job:' .. id, unpack(SETTLE_FIELDS))
   if job[1] ~= 'queued' and job[1] ~= 'running' then return end
   settle(p, id, job, 'expired', now, '', 0)
@@ -34,19 +34,14 @@ local function overdue(id)
 end
 
 promote(p, now, { ARGV[7], ARGV[8], ARGV[9], ARGV[10] }, limit)
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, limit)) do overdue(id) end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, limit)) do overdue(id) end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, limit)) do died(id) end
-local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, limit)
-for _, id in ipairs(due) do
-  redis.call('ZREM', KEYS[3], id)
-  local job = redis.call('HMGET', p .. 'job:' .. id, 'class', 'level', 'score', 'aged')
-  if job[1] then place(p, id, job) end
-end
-local old = { [KEYS[5]] = ARGV[5], [KEYS[6]] = ARGV[4], [KEYS[7]] = ARGV[1] * 60 }
+local due = revive(p, now, limit)
+local old = { [KEYS[4]] = ARGV[5], [KEYS[5]] = ARGV[4], [KEYS[6]] = ARGV[1] * 60 }
 for key, age in pairs(old) do
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now - age, 'LIMIT', 0, limit)) do
     redis.call('ZREM', key, id)
   end
 end
-redis.call('HINCRBY', KEYS[8], 'deaths', deaths)
-return { deaths, #due, expired }
+redis.call('HINCRBY', KEYS[7], 'deaths', deaths)
+return { deaths, due, expired }

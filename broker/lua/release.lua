@@ -6,9 +6,9 @@
 -- INCLUDES: now, tell, place, cap, settle, requeue, bury
 local job = redis.call('HMGET', KEYS[2], unpack(SETTLE_FIELDS))
 if job[1] ~= 'running' or job[3] ~= ARGV[2] then return 0 end
-local more = redis.call('HMGET', KEYS[2], 'score', 'errors', 'attached')
+local more = redis.call('HMGET', KEYS[2], 'errors', 'attached')
 local now = now_ms()
-local errors = (tonumber(more[2]) or 0) + (ARGV[3] == 'error' and 1 or 0)
+local errors = (tonumber(more[1]) or 0) + (ARGV[3] == 'error' and 1 or 0)
 
 redis.call('ZREM', KEYS[1] .. 'leases', ARGV[1])
 redis.call('HSET', KEYS[2], 'errors', errors)
@@ -16,7 +16,7 @@ if ARGV[3] == 'error' then
   redis.call('RPUSH', KEYS[3], ARGV[6])
   redis.call('LTRIM', KEYS[3], -20, -1)
 end
-if more[3] == '1' and tonumber(job[4]) > 0 then
+if more[2] == '1' and tonumber(job[4]) > 0 then
   settle(KEYS[1], ARGV[1], job, 'failed', now, ARGV[6], 0)
   return 2
 end

@@ -11,44 +11,10 @@ QUEUE = "chores"
 # rq 3.0's scheduler has no serializer of its own (`rq cron --serializer` is taken and ignored), so it would write pickle
 cron.Queue = partial(Queue, serializer=JSONSerializer)  # type: ignore[attr-defined,assignment]
 
+register = partial(cron.register, queue_name=QUEUE, result_ttl=0, failure_ttl=86_400)
+
 # `ttl`: while no worker runs, runs that were missed do not pile up
-cron.register(
-    jobs.sweep_batches,
-    QUEUE,
-    interval=10,
-    ttl=20,
-    job_timeout=60,
-    result_ttl=0,
-    failure_ttl=86_400,
-    name="sweep",
-)
-cron.register(
-    jobs.expire_files,
-    QUEUE,
-    interval=600,
-    ttl=600,
-    job_timeout=300,
-    result_ttl=0,
-    failure_ttl=86_400,
-    name="files",
-)
-cron.register(
-    jobs.expire_batches,
-    QUEUE,
-    interval=600,
-    ttl=600,
-    job_timeout=300,
-    result_ttl=0,
-    failure_ttl=86_400,
-    name="batches",
-)
-cron.register(
-    jobs.forget_pools,
-    QUEUE,
-    interval=600,
-    ttl=600,
-    job_timeout=60,
-    result_ttl=0,
-    failure_ttl=86_400,
-    name="pools",
-)
+register(jobs.sweep_batches, interval=10, ttl=20, job_timeout=60, name="sweep")
+register(jobs.expire_files, interval=600, ttl=600, job_timeout=300, name="files")
+register(jobs.expire_batches, interval=600, ttl=600, job_timeout=300, name="batches")
+register(jobs.forget_pools, interval=600, ttl=600, job_timeout=60, name="pools")
