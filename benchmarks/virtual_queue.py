@@ -19,7 +19,8 @@ from own_redis import own_redis
 from broker import scripts
 from broker.job import Forecast, Lease, ServiceClass, Submission, new_job_id
 from broker.policy import AGING, Asking, Limits, Order
-from broker.scripts import Call, Ending, Return
+from broker.script import Call
+from broker.scripts import Ending, Return
 from workers.capacity import MAX_PREEMPTS, Ledger, Plan
 
 POOL = "virtual"

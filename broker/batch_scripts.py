@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from broker.keys import BatchKeys
-from broker.scripts import Argument, Call, Script, lua, ms
+from broker.script import Argument, Call, Script, lua, ms
 
 GRACE_S = 15.0  # a message that has not been taken after this is sent again,
 MAX_GRACE_S = 3600.0  # and again after twice as long each time

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from broker.job import Submission
 from broker.keys import PoolKeys
 from broker.policy import Order
-from broker.scripts import Argument, Call, ms, script, stored
+from broker.script import Argument, Call, ms, script
+from broker.scripts import stored
 
 
 def alike(job: Submission) -> tuple[object, ...]:

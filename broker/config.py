@@ -11,7 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 from broker.errors import ConfigError
 from broker.job import POOL_NAME
-from broker.settings import Settings, describe
+from broker.settings import Settings
+from broker.wrong_values import describe
 
 EMBEDDED = "llamacpp"
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"

@@ -16,7 +16,7 @@ from broker.errors import RedisAway, RedisUnsuitable
 from broker.link import Link, Waiting
 from broker.locate import ClusterLocator, connect_node, locator
 from broker.nodes import Nodes
-from broker.scripts import Argument, Call
+from broker.script import Argument, Call
 
 MIN_VERSION = (6, 2)
 connect = connect_node  # of one server: `redis://`, `rediss://` or `unix://`

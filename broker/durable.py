@@ -18,7 +18,7 @@ from broker.errors import RedisAway
 from broker.keys import PoolKeys
 from broker.link import Link, Waiting
 from broker.locate import Locator
-from broker.scripts import Argument, Call
+from broker.script import Argument, Call
 from broker.topology import tag_of
 
 LANES = 4

@@ -2,7 +2,7 @@
 
 from broker.connection import Pipe
 from broker.keys import idempotency_key
-from broker.scripts import ms
+from broker.script import ms
 
 
 async def bind(pipe: Pipe, tenant: str, *, key: str, value: bytes, ttl_s: float) -> bytes:

@@ -30,7 +30,7 @@ from redis.exceptions import (
 
 from broker.errors import BrokerError, MemoryFull, RedisAway
 from broker.locate import bare_connection
-from broker.scripts import Argument, Call
+from broker.script import Argument, Call
 
 log = logging.getLogger("headway.connection")
 # Redis 6.2 wraps what a script met: "Error running script (call to f_<sha>): @user_script:27: @user_script: 27: -OOM ..."

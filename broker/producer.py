@@ -13,6 +13,7 @@ from broker.connection import Pipe
 from broker.errors import RedisAway, UnknownJob
 from broker.job import Accepted, Forecast, JobView, ServiceClass, Status, Submission, new_job_id, pool_of
 from broker.keys import PoolKeys
+from broker.script import Call
 
 SUBMIT_PATIENCE_S = 2.0
 BULK = 200  # jobs per script of `submit_bulk`: it holds up everybody else for 2 ms
@@ -77,7 +78,7 @@ class Producer:
             for job, status in zip(jobs, answer, strict=True)
         ]
 
-    async def _insist(self, calls: Sequence[scripts.Call], *, durable: bool = False) -> list[Any]:
+    async def _insist(self, calls: Sequence[Call], *, durable: bool = False) -> list[Any]:
         """All answers. Repeats all calls while Redis is away, up to `SUBMIT_PATIENCE_S`; then raises RedisAway."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + SUBMIT_PATIENCE_S

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from broker.errors import ConfigError
 from broker.policy import Aging, Limits, Order, Passing
 from broker.topology import KINDS, parse
+from broker.wrong_values import describe
 
 PREFIX = "HEADWAY_"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -183,28 +184,6 @@ class Settings(BaseSettings):
         return self.home / "up.json"
 
 
-class ClientSettings(BaseSettings):
-    """Of the commands that talk to a running Headway: which one, and as whom."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
-
-    home: Path = Path(".headway")
-    url: str | None = None
-    api_key: SecretStr | None = None
-
-    def find_url(self) -> str:
-        """HEADWAY_URL, else what runs in the home directory. Raises ConfigError if nothing does."""
-        if self.url:
-            return self.url.rstrip("/")
-        try:
-            return str(orjson.loads((self.home / "up.json").read_bytes())["api"]["url"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise ConfigError(
-                f"no Headway runs in {self.home} (there is no up.json): start it with `headway up`, "
-                "or name a running one in HEADWAY_URL"
-            ) from None
-
-
 def _of_chores(redis_url: str, celery_url: str) -> str:
     """RQ's Redis: the queue's, or Celery's where the queue is on a cluster."""
     return celery_url if urlsplit(redis_url).scheme == "redis+cluster" else redis_url
@@ -252,34 +231,3 @@ def _as_variable(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(_as_variable(item) for item in value)
     return value.get_secret_value() if isinstance(value, SecretStr) else "" if value is None else str(value)
-
-
-PLAIN_WORDS = {
-    "extra_forbidden": "is not a known name here",
-    "missing": "is missing",
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "string_type": "must be a text",
-    "tuple_type": "must be a list",
-    "model_type": "must be a mapping of names to values",
-}
-
-
-def describe(error: ValidationError, *, prefix: str = "") -> str:
-    """One line per wrong value. Values are not repeated: URLs and keys carry secrets."""
-    lines: list[str] = []
-    items = error.errors(include_url=False, include_input=False, include_context=False)
-    for item in items:
-        loc = item["loc"]
-        inner = any(other["loc"][: len(loc)] == loc and len(other["loc"]) > len(loc) for other in items)
-        # both follow from another value being wrong
-        if item["type"] == "default_factory_not_called" or (item["type"] == "too_short" and inner):
-            continue
-        where = ".".join(str(part) for part in loc)
-        name = prefix + where.upper() if prefix else where
-        said = PLAIN_WORDS.get(item["type"], item["msg"].removeprefix("Value error, "))
-        said = said.replace("Input should be", "must be", 1)
-        lines.append(f"{name}: {said}" if where else said)
-    return "; ".join(lines)

@@ -10,7 +10,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
 from broker.errors import RedisAway
-from broker.scripts import Call
+from broker.script import Call
 from broker.topology import Address, parse, read_slots, slot_of
 
 SHARE = 0.3  # of the time-out, for one of the hosts that may know where the server is

@@ -10,7 +10,7 @@ import typer
 
 from api.cli.client import Client, segment
 from api.cli.job import parameter
-from broker.settings import ClientSettings
+from broker.client_settings import ClientSettings
 
 app = typer.Typer(help="Files of requests: submit, status, cancel, results, list.", no_args_is_help=True)
 

@@ -19,8 +19,8 @@ import orjson
 
 from api.cli.batch_input import Wishes, convert
 from api.cli.client import Client, NoAnswer, RequestRefused, Unavailable
+from broker.client_settings import ClientSettings
 from broker.errors import ConfigError
-from broker.settings import ClientSettings
 
 T = TypeVar("T")
 PATIENCE_S = 300.0  # how long nobody may answer

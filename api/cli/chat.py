@@ -22,7 +22,7 @@ def chat(
 ) -> None:
     """Talk to a model through the queue. Ctrl-C stops an answer, Ctrl-D ends the conversation."""
     from api.cli.client import Client
-    from broker.settings import ClientSettings
+    from broker.client_settings import ClientSettings
 
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     with Client(ClientSettings()) as client:

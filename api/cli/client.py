@@ -7,8 +7,8 @@ from urllib.parse import quote
 import httpx
 import orjson
 
+from broker.client_settings import ClientSettings
 from broker.errors import BrokerError
-from broker.settings import ClientSettings
 
 ANSWER_S = 60.0
 UNAUTHORIZED = 401

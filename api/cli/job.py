@@ -37,7 +37,7 @@ def submit(
 ) -> None:
     """Put one job into the queue; prints what the API says, its id among it."""
     from api.cli.client import Client
-    from broker.settings import ClientSettings
+    from broker.client_settings import ClientSettings
 
     text = sys.stdin.read() if prompt == "-" else prompt
     chat = {"messages": [{"role": "user", "content": text}]}
@@ -95,7 +95,7 @@ def parameter(text: str) -> tuple[str, Any]:
 
 def request(method: str, path: str, **options: Any) -> Any:
     from api.cli.client import Client
-    from broker.settings import ClientSettings
+    from broker.client_settings import ClientSettings
 
     with Client(ClientSettings()) as client:
         return client.call(method, path, **options)

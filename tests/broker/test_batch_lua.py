@@ -8,7 +8,7 @@ import pytest
 from broker import batch_scripts, scripts
 from broker.batch_scripts import Cut, Held, Outcome, Tally
 from broker.keys import BatchKeys
-from broker.scripts import Call
+from broker.script import Call
 
 FOLDER = Path(scripts.__file__).parent / "lua" / "batch"
 COMMANDS = sorted(path.stem for path in FOLDER.glob("[!_]*.lua"))

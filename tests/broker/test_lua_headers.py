@@ -9,7 +9,8 @@ import pytest
 
 from broker import bulk, scripts
 from broker.policy import Asking, Limits, Order, Room
-from broker.scripts import Beat, Call, Ending, Return
+from broker.script import Call
+from broker.scripts import Beat, Ending, Return
 from tests.broker.jobs import KEYS, POOL, submission
 
 FOLDER = Path(scripts.__file__).parent / "lua"

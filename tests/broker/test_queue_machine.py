@@ -26,7 +26,8 @@ from broker import scripts
 from broker.connection import Pipe
 from broker.job import derived_job_id
 from broker.policy import Asking, Limits, Order, Room
-from broker.scripts import Beat, Call, Return
+from broker.script import Call
+from broker.scripts import Beat, Return
 from tests.broker import queue_audit
 from tests.broker.jobs import ERROR, KEYS, POOL, Backdoor
 from tests.broker.queue_draws import ENDINGS, FAR_S, Spec, picks, specs

@@ -9,19 +9,20 @@ from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
 from broker.policy import Asking, Limits, Order, Room
 from broker.producer import Producer
+from broker.script import script
 from broker.scripts import Beat, Ending, Return
 from tests.broker.jobs import KEYS, POOL, Backdoor, submission
 
 
 def test_sha_is_the_one_that_redis_computes(backdoor: Backdoor) -> None:
     for name in ("claim", "finish", "reap"):
-        loaded = scripts.script(name)
+        loaded = script(name)
         assert backdoor.ask("SCRIPT", "LOAD", loaded.source).decode() == loaded.sha
         assert hashlib.sha1(loaded.source, usedforsecurity=False).hexdigest() == loaded.sha
 
 
 def test_parts_come_before_what_uses_them() -> None:
-    source = scripts.script("release").source.decode()
+    source = script("release").source.decode()
     places = [
         source.index(f"local function {name}(") for name in ("now_ms", "tell", "settle", "requeue", "bury")
     ]

@@ -5,8 +5,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from broker.client_settings import ClientSettings
 from broker.errors import ConfigError
-from broker.settings import ClientSettings, Settings, child_environment, load_settings
+from broker.settings import Settings, child_environment, load_settings
 
 
 @pytest.fixture(autouse=True)

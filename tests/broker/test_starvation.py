@@ -13,7 +13,8 @@ from broker import scripts
 from broker.job import Forecast, ServiceClass
 from broker.keys import PoolKeys
 from broker.policy import Aging, Asking, Order, Room
-from broker.scripts import Call, Ending
+from broker.script import Call
+from broker.scripts import Ending
 from tests.broker.jobs import POOL, submission
 
 KEYS = PoolKeys(POOL)

@@ -7,6 +7,7 @@ from broker.celery_options import celery_options
 from broker.errors import ConfigError
 from broker.keys import PoolKeys
 from broker.policy import Order
+from broker.script import script
 from broker.settings import load_settings
 from broker.topology import ANY, parse, read_slots, slot_of, tag_of
 from tests.broker.jobs import submission
@@ -82,7 +83,7 @@ def test_sharded_calls_differ_in_what_they_publish_only() -> None:
 
 def test_renewal_publishes_nothing() -> None:
     """The heartbeat's own connection does not know whether channels belong to slots."""
-    assert b"PUBLISH" not in scripts.script("renew").source
+    assert b"PUBLISH" not in script("renew").source
 
 
 def test_reply_addresses_are_in_their_pools_slot() -> None:

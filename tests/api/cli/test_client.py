@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from api.cli.client import Client, NoAnswer, RequestRefused, refused, segment
 from api.cli.job import parameter
 from api.cli.main import app
+from broker.client_settings import ClientSettings
 from broker.errors import InvalidJob
-from broker.settings import ClientSettings
 
 EVENTS = b"".join(
     b"data: " + orjson.dumps({"choices": [{"delta": {"content": word}}]}) + b"\n\n" for word in ("Hel", "lo")
