@@ -1,6 +1,7 @@
-"""The forecast that admission asks for, behind a protocol; the learned models of issue 5 take the same place.
+"""The forecast that admission asks for, behind a protocol, and the simple one; `learned.py` has the one that learns.
 
-`SimpleEstimator` counts characters and believes `max_tokens`. It never fails and reads at most the text once.
+`SimpleEstimator` counts characters and believes `max_tokens`. It never fails, reads the text once at most, and serves where
+no models are loaded.
 """
 
 import re
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from broker.job import Forecast
+from broker.tenants import DEFAULT
 
 CHARS_PER_TOKEN = 4.0  # English prose under current BPE tokenizers: 4.0-4.6 characters a token
 TOKENS_PER_WIDE = 0.7  # one Chinese, Japanese or Korean character: 0.6-1.0 tokens
@@ -30,7 +32,7 @@ class Speed:
 class Estimator(Protocol):
     """Says what a request will need. Must not raise and must not block."""
 
-    def forecast(self, pool: str, body: Mapping[str, Any]) -> Forecast:
+    def forecast(self, pool: str, body: Mapping[str, Any], *, tenant: str = DEFAULT) -> Forecast:
         """`body`: a request in OpenAI's shape, of any endpoint."""
         ...
 
@@ -41,7 +43,7 @@ class SimpleEstimator:
 
     speeds: dict[str, Speed] = field(default_factory=dict)
 
-    def forecast(self, pool: str, body: Mapping[str, Any]) -> Forecast:
+    def forecast(self, pool: str, body: Mapping[str, Any], *, tenant: str = DEFAULT) -> Forecast:  # noqa: ARG002
         speed = self.speeds.get(pool, Speed())
         prompt = prompt_tokens(body)
         output = output_tokens(body)

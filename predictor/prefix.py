@@ -10,16 +10,23 @@ from typing import Any
 
 import orjson
 
+from broker.tenants import DEFAULT
+
 CUTS = (1024, 2048, 4096, 8192, 16_384, 65_536)  # bytes; a shorter prefix saves an engine next to nothing
 DIGEST_BYTES = (
     4  # of a pool's prefixes of some hours two collide once in a blue moon, and cost one cache miss
 )
 
 
-def prefix_chain(body: Mapping[str, Any]) -> str:
-    """Hexadecimal hashes joined by commas, shortest prefix first; empty for a prompt shorter than the first cut."""
+def prefix_chain(body: Mapping[str, Any], *, tenant: str = DEFAULT) -> str:
+    """Hexadecimal hashes joined by commas, shortest prefix first; empty for a prompt shorter than the first cut.
+
+    Tenants have hashes of their own: engines keep their caches apart (docs/engines.md), and how long a job waits for a
+    worker that has its prefix must not tell what others have asked.
+    """
     text = b"".join(_beginning(body))[: CUTS[-1]]
-    digest, found, start = hashlib.blake2b(digest_size=DIGEST_BYTES), list[str](), 0
+    salt = b"" if tenant == DEFAULT else tenant.encode()
+    digest, found, start = hashlib.blake2b(digest_size=DIGEST_BYTES, key=salt), list[str](), 0
     for cut in CUTS:
         if len(text) < cut:
             break
@@ -27,6 +34,24 @@ def prefix_chain(body: Mapping[str, Any]) -> str:
         found.append(digest.hexdigest())
         start = cut
     return ",".join(found)
+
+
+def conversation_key(body: Mapping[str, Any]) -> int | None:
+    """64 bits that all turns of a conversation have in common: of its messages up to the first of the user.
+
+    So a system prompt that many conversations share does not bring them together. None if there is no such message.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        digest.update(_text(role))
+        digest.update(_text(message.get("content") if isinstance(message, dict) else message))
+        if role == "user":
+            return int.from_bytes(digest.digest())
+    return None
 
 
 def _beginning(body: Mapping[str, Any]) -> Iterator[bytes]:

@@ -1,11 +1,13 @@
 """Equal beginnings have equal hashes, and only they."""
 
-from predictor.prefix import CUTS, prefix_chain
+import pytest
+
+from predictor.prefix import CUTS, conversation_key, prefix_chain
 
 SYSTEM = {"role": "system", "content": "You are a lawyer. " * 200}  # 3,600 characters
 
 
-def chat(*texts: str) -> dict[str, object]:
+def chat(*texts: str) -> dict[str, list[dict[str, str]]]:
     return {"messages": [SYSTEM, *({"role": "user", "content": text} for text in texts)]}
 
 
@@ -29,6 +31,13 @@ def test_next_turn_continues_the_chain_of_the_last() -> None:
     assert second.startswith(first)
 
 
+def test_tenants_have_hashes_of_their_own() -> None:
+    chains = [prefix_chain(chat("x"), tenant=tenant) for tenant in ("default", "a", "b", "a")]
+    assert chains[0] == prefix_chain(chat("x"))
+    assert chains[1] == chains[3]
+    assert len({chain.split(",")[0] for chain in chains}) == 3
+
+
 def test_tools_come_first() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "d" * 2000}}
     with_tools = prefix_chain(chat("x") | {"tools": [tool]})
@@ -45,3 +54,21 @@ def test_any_shape_of_content_is_taken() -> None:
     assert prefix_chain({"messages": [{"role": "user", "content": parts}]})
     assert prefix_chain({"prompt": list(range(1000))})
     assert prefix_chain({"prompt": "\ud800" * 2000})
+
+
+def test_turns_of_a_conversation_have_one_key_and_others_another() -> None:
+    first = chat("question")
+    key = conversation_key(first)
+    turns = [*first["messages"], {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}]
+    assert key is not None
+    assert 0 <= key < 2**64
+    assert conversation_key({"messages": turns}) == key
+    assert conversation_key(chat("another question")) != key
+    assert conversation_key({"messages": first["messages"][1:]}) != key, "the system prompt counts too"
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": "x"}, {"messages": [SYSTEM]}, {"messages": "x"}, {"input": ["x"]}]
+)
+def test_what_has_no_turns_has_no_key(body: dict[str, object]) -> None:
+    assert conversation_key(body) is None
