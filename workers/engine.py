@@ -13,10 +13,11 @@ EngineError
 """
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from broker.errors import EngineError
+from broker.tenants import DEFAULT
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -76,21 +77,30 @@ class EngineAborted(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """`body` is the caller's JSON object; the engine adapter copies it before it changes anything."""
+    """`body` is the caller's JSON object; the engine adapter copies it before it changes anything.
+
+    `rank`: of the job's class, 0 for P0, for engines that order by it. `tenant`: cached prefixes are kept apart by it.
+    """
 
     job_id: str
     endpoint: str  # CHAT, COMPLETIONS or EMBEDDINGS
     body: dict[str, Any]
     stream: bool
+    rank: int = 0
+    tenant: str = DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the engine counted them. `cached_tokens` is the part of the prompt it did not compute."""
+    """Tokens, as the engine counted them. `cached_tokens` is the part of the prompt it did not compute.
+
+    `recounted`: the engine gave no count, or one that cannot be; this is Headway's estimate.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    recounted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +122,36 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine says of itself now; None: it does not say. `kv_used_share` is in 0..1."""
+    """What the engine says of itself now; None: it does not say. Several engines behind one address are one.
 
-    running: int | None
-    waiting: int | None
-    kv_used_share: float | None
+    `kv_used_share` is in 0..1; the cache is given out in pages of `kv_page_tokens`. Prefix tokens and preemptions are totals since the engine began: `prefix_hit_tokens` of
+    `prefix_query_tokens` prompt tokens were found in its cache.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_used_share: float | None = None
+    kv_total_tokens: int | None = None
+    prefix_hit_tokens: int | None = None
+    prefix_query_tokens: int | None = None
+    preemptions: int | None = None
+    kv_page_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`slots` requests fit at once, each of at most `context_tokens` (prompt and answer; None: unknown)."""
+    """`slots` requests fit at once, each of at most `context_tokens` (prompt and answer), all together of `kv_tokens`, in
+    pages of `kv_page_tokens`.
+
+    None: unknown. `slots_known` False: nobody said so, and it is what such engines usually have.
+    """
 
     slots: int
     context_tokens: int | None
     model: str | None
+    kv_tokens: int | None = None
+    kv_page_tokens: int | None = None
+    slots_known: bool = field(default=True, compare=False)
 
 
 class Engine(Protocol):

@@ -8,12 +8,13 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import aiohttp
 
 from broker.errors import EngineError
-from workers.engine import EngineAborted, EngineBroken, EngineRejected, EngineTimeout, EngineUnavailable
+from workers.engine import EngineAborted, EngineBroken, EngineTimeout, EngineUnavailable
+from workers.engines.dialects import Dialect
 from workers.engines.faults import answer_fault
 
 MAX_FAULT_BYTES = 1 << 20
@@ -23,7 +24,10 @@ LINGER_RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """`first_byte_s` and `between_bytes_s` bind streams (prefill and one step); `answer_s` binds all others."""
+    """Time limits by phase. `first_byte_s` and `between_bytes_s` bind streams (prefill, one step); `answer_s` all others.
+
+    They tell a dead engine from a slow one. How long a job may take at all is its deadline, which the queue enforces.
+    """
 
     api_key: str | None = field(default=None, repr=False)
     connect_s: float = 5.0
@@ -31,6 +35,25 @@ class HttpOptions:
     between_bytes_s: float = 120.0
     answer_s: float = 600.0
     max_answer_bytes: int = 64 << 20
+
+
+@dataclass(slots=True)
+class Sent:
+    """What is known of a request on its way."""
+
+    on_kept_connection: bool = False
+
+
+def tracing() -> aiohttp.TraceConfig:
+    """For the session: it alone can tell which connection a request went out on."""
+
+    async def note(_: aiohttp.ClientSession, context: Any, *__: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.on_kept_connection = True
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_reuseconn.append(note)
+    return config
 
 
 class Exchange:
@@ -41,8 +64,8 @@ class Exchange:
         session: aiohttp.ClientSession,
         options: HttpOptions,
         *,
+        dialect: Dialect,
         stream: bool,
-        blames_itself_for: tuple[bytes, ...] = (),
     ) -> None:
         self._session = session
         self._options = options
@@ -51,7 +74,7 @@ class Exchange:
         self._late = f"the engine sent nothing for {limit_s:g} s" if stream else f"no answer in {limit_s:g} s"
         self._deadline = self._loop.time() + limit_s
         self._stream = stream
-        self._blames_itself_for = blames_itself_for
+        self._dialect = dialect
         self._size = 0
         self._aborted = False
         self._stalled = False
@@ -75,11 +98,15 @@ class Exchange:
             self._raise_ended(error, EngineUnavailable(f"no answer from the engine: {type(error).__name__}"))
         finally:
             self._phase = None
+        if (
+            self._aborted
+        ):  # as the answer came: it was too late to end the phase, and there was no response to close yet
+            self._close_connection()
 
     async def read(self) -> bytes:
         """All bytes that are there, at least one; none at the end. Raises EngineBroken, -Timeout or -Aborted."""
-        if self._response is None:
-            raise EngineAborted("the exchange is closed")
+        if self._response is None or self._aborted:
+            raise EngineAborted("the job was called off")
         try:
             if self._size and self._stream:
                 chunk = await self._read_watched(self._response)
@@ -124,21 +151,25 @@ class Exchange:
         self._response = None
 
     async def _post(self, url: str, body: bytes) -> aiohttp.ClientResponse:
-        """Once more if a kept connection turned out to be closed: the server may have dropped it as we wrote."""
+        """Once more if a kept connection turned out to be closed: the server may have dropped it as we wrote.
+
+        Never after a fresh one: a request that kills its engine must not be sent again by anybody but the queue.
+        """
+        sent = Sent()
         try:
-            return await self._session.post(url, data=body, allow_redirects=False)
+            return await self._session.post(url, data=body, allow_redirects=False, trace_request_ctx=sent)
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not sent.on_kept_connection:
+                raise
             return await self._session.post(url, data=body, allow_redirects=False)
 
     async def _fault(self, response: aiohttp.ClientResponse) -> EngineError:
         body = b""
         while len(body) < MAX_FAULT_BYTES and (chunk := await response.content.readany()):
             body += chunk
-        if response.status >= 500 and any(text in body for text in self._blames_itself_for):
-            return EngineRejected(400, body)
-        return answer_fault(response.status, response.headers, body=body)
+        return answer_fault(response.status, response.headers, body=body, dialect=self._dialect)
 
     async def _read_watched(self, response: aiohttp.ClientResponse) -> bytes:
         """One timer for the whole stream, not one a read: asyncio.timeout costs 3 µs, a token much less."""

@@ -6,6 +6,7 @@ cache runs over (measured: eight answers of status 500), so it must not be able 
 """
 
 import asyncio
+import dataclasses
 import os
 import secrets
 import sys
@@ -17,7 +18,8 @@ from broker.errors import ConfigError
 from workers.engine import Delta, EngineCall, EngineLimits, EngineLoad, EngineUnavailable, Final
 from workers.engines import smollm2
 from workers.engines.exchange import HttpOptions
-from workers.engines.openai_http import OpenAIEngine
+from workers.engines.forced_call import call_tool, forced
+from workers.engines.openai_http import Named, OpenAIEngine
 
 SLOTS = 8
 MAX_SLOTS = 256  # llama.cpp's LLAMA_MAX_SEQ
@@ -47,6 +49,7 @@ class LlamaCppEngine:
         slots: int = SLOTS,
         context_tokens: int = CONTEXT_TOKENS,
         threads: int | None = None,
+        options: HttpOptions | None = None,
     ) -> None:
         if not 1 <= slots <= MAX_SLOTS:
             raise ConfigError(f"slots={slots}: the embedded engine has 1 to {MAX_SLOTS}")
@@ -54,6 +57,7 @@ class LlamaCppEngine:
         self._slots = slots
         self._context_tokens = context_tokens
         self._threads = threads or max(1, _cores() // 2)
+        self._options = options or HttpOptions()
         self._server: Any = None
         self._key = ""
         self._client: OpenAIEngine | None = None
@@ -67,11 +71,17 @@ class LlamaCppEngine:
         server = await asyncio.to_thread(self._load, key)
         self._server = server
         self._client = OpenAIEngine(
-            server.listening_address, dialect="llamacpp", slots=self._slots, options=HttpOptions(api_key=key)
+            server.listening_address,
+            dialect="llamacpp",
+            named=Named(slots=self._slots, kv_tokens=self._slots * self._context_tokens),
+            options=dataclasses.replace(self._options, api_key=key),
         )
         await self._client.start()
 
     def generate(self, call: EngineCall) -> AsyncGenerator[Delta | Final, None]:
+        functions = forced(call)
+        if functions is not None:
+            return call_tool(self._started(), call, functions=functions)
         return self._started().generate(call)
 
     async def abort(self, job_id: str) -> None:

@@ -116,7 +116,7 @@ class StreamParser:
 
     def _count(self, event: dict[str, Any], payload: bytes) -> bool:
         """False for a chunk that carries nothing but the usage: it is held back for the end."""
-        usage = read_usage(event["usage"])
+        usage = read_usage(event["usage"], event.get("timings"))
         choices = event.get("choices")
         if choices:  # a running count (vLLM), or the end of one of several choices (llama.cpp's completions)
             ended = any(isinstance(choice, dict) and choice.get("finish_reason") for choice in choices)
@@ -144,12 +144,17 @@ class StreamParser:
         return [orjson.dumps(event)]
 
 
-def read_usage(usage: dict[str, Any]) -> Usage:
-    """From OpenAI's usage object; embeddings have no completion."""
+def read_usage(usage: dict[str, Any], timings: object = None) -> Usage:
+    """From OpenAI's usage object; embeddings have no completion. `timings`: llama.cpp's, which had it first."""
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
-    return Usage(*(count if isinstance(count, int) else 0 for count in counts))
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    if cached is None and isinstance(timings, dict):
+        cached = timings.get("cache_n")
+    return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _total(parts: list[Usage]) -> Usage:

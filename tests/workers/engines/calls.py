@@ -15,7 +15,7 @@ def chat(
     return EngineCall(job_id, CHAT, body, stream)
 
 
-def completion(prompt: str = "Once", *, stream: bool = True, **fields: Any) -> EngineCall:
+def completion(prompt: Any = "Once", *, stream: bool = True, **fields: Any) -> EngineCall:
     return EngineCall("job", COMPLETIONS, {"prompt": prompt, "max_tokens": 4} | fields, stream)
 
 

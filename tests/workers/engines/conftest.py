@@ -35,9 +35,10 @@ async def serve() -> AsyncIterator[Serve]:
         app = web.Application()
         app.router.add_post("/{path:.*}", handler)
         for path, page in ({"/v1/models": {"data": [{"id": "real-name"}]}} | (pages or {})).items():
-            app.router.add_get(path, _page(page))
+            app.router.add_get(path, page if callable(page) else _page(page))
         servers.append(TestServer(app))
         await servers[-1].start_server()
+        arguments = {"dialect": "openai"} | arguments
         engines.append(OpenAIEngine(str(servers[-1].make_url("/")), **arguments))  # type: ignore[arg-type]
         await engines[-1].start()
         return engines[-1]

@@ -17,14 +17,6 @@ from workers.engines.llamacpp import LlamaCppEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
 
 
@@ -37,6 +29,26 @@ async def test_it_says_what_it_is(llamacpp: LlamaCppEngine) -> None:
     assert (limits.slots, limits.context_tokens, limits.model) == (4, 1024, smollm2.MODEL)
     assert await llamacpp.health()
     assert llamacpp.pid == os.getpid()
+
+
+async def test_it_tells_its_load(llamacpp: LlamaCppEngine) -> None:
+    await collect(llamacpp, chat("Tell me of load."))
+    before = await llamacpp.load()
+    await collect(llamacpp, chat("Tell me of load."))
+    task = asyncio.create_task(collect(llamacpp, chat(**LONG)))
+    await wait_until(lambda: busy_slots(llamacpp))
+    load = await llamacpp.load()
+    assert (load.running, load.waiting, load.kv_total_tokens) == (1, 0, 4 * 1024)
+    assert load.kv_used_share is not None
+    assert 0 < load.kv_used_share < 0.25
+    assert before.prefix_hit_tokens is not None
+    assert load.prefix_hit_tokens is not None
+    assert load.prefix_query_tokens is not None
+    assert before.prefix_hit_tokens < load.prefix_hit_tokens < load.prefix_query_tokens
+    await llamacpp.abort("job")
+    with pytest.raises(EngineAborted):
+        await task
+    await wait_until(lambda: _none_busy(llamacpp), timeout_s=20)
 
 
 async def test_a_chat_streams_and_is_counted(llamacpp: LlamaCppEngine) -> None:
@@ -119,44 +131,6 @@ async def test_logprobs_come_with_the_tokens(llamacpp: LlamaCppEngine) -> None:
     assert all(token["logprob"] <= 0 and len(token["top_logprobs"]) == 2 for token in tokens)
 
 
-async def test_tools_are_shown_to_the_model(llamacpp: LlamaCppEngine) -> None:
-    _, plain = await collect(llamacpp, chat("Weather in Rome?"))
-    _, tools = await collect(llamacpp, chat("Weather in Rome?", tools=[TOOL]))
-    assert plain.usage is not None
-    assert tools.usage is not None
-    assert tools.usage.prompt_tokens > plain.usage.prompt_tokens + 50
-
-
-def called(city: str) -> dict[str, Any]:
-    function = {"name": "get_weather", "arguments": orjson.dumps({"city": city}).decode()}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": city, "type": "function", "function": function}],
-    }
-
-
-async def test_a_call_of_a_tool_is_parsed_out_of_the_text(llamacpp: LlamaCppEngine) -> None:
-    """So small a model calls a tool after it has seen how it is done; with temperature 0 it does so every time."""
-    messages = []
-    for city in ("Rome", "Paris"):
-        messages += [{"role": "user", "content": f"Weather in {city}?"}, called(city)]
-    messages.append({"role": "user", "content": "Weather in Oslo?"})
-    fields: dict[str, Any] = {"messages": messages, "tools": [TOOL], "temperature": 0, "max_tokens": 60}
-    answer = await whole(llamacpp, chat(stream=False, **fields))
-    choice = answer["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["tool_calls"][0]["function"] == {
-        "name": "get_weather",
-        "arguments": '{"city": "Oslo"}',
-    }
-    payloads, final = await collect(llamacpp, chat(**fields))
-    assert final.finish_reason == "tool_calls"
-    deltas = [choice["delta"] for payload in payloads for choice in payload["choices"]]
-    pieces = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
-    assert "".join(piece.get("arguments", "") for piece in pieces) == '{"city": "Oslo"}'
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -212,7 +186,7 @@ async def test_calling_off_frees_the_slot(llamacpp: LlamaCppEngine, stream: bool
     await llamacpp.abort("job")
     with pytest.raises(EngineAborted):
         await task
-    await wait_until(lambda: _none_busy(llamacpp), timeout_s=5)
+    await wait_until(lambda: _none_busy(llamacpp), timeout_s=20)
 
 
 async def test_a_cancelled_task_frees_its_slot(llamacpp: LlamaCppEngine) -> None:
@@ -221,7 +195,7 @@ async def test_a_cancelled_task_frees_its_slot(llamacpp: LlamaCppEngine) -> None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await wait_until(lambda: _none_busy(llamacpp), timeout_s=5)
+    await wait_until(lambda: _none_busy(llamacpp), timeout_s=20)
 
 
 async def test_it_logs_nothing(llamacpp: LlamaCppEngine, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from tests.workers.engines.calls import chat, collect
 from tests.workers.engines.conftest import Serve
 from tests.workers.engines.script import Script
 from workers.engine import EngineLimits, EngineLoad, EngineUnavailable
-from workers.engines.openai_http import OpenAIEngine
+from workers.engines.openai_http import Named, OpenAIEngine
 
 
 async def test_nobody_there_is_unavailable() -> None:
@@ -39,12 +39,14 @@ async def test_load_health_and_limits_are_read_from_the_server(serve: Serve) -> 
         Script().answer, dialect="vllm", pages={"/metrics": metrics, "/v1/models": models, "/health": ""}
     )
     assert await engine.load() == EngineLoad(3, 1, 0.5)
-    assert await engine.limits() == EngineLimits(16, 4096, "m")
+    assert await engine.limits() == EngineLimits(64, 4096, "m")
     assert await engine.health()
 
 
 async def test_slots_of_the_user_come_first(serve: Serve) -> None:
-    engine = await serve(Script().answer, dialect="llamacpp", slots=3, pages={"/props": {"total_slots": 8}})
+    engine = await serve(
+        Script().answer, dialect="llamacpp", named=Named(slots=3), pages={"/props": {"total_slots": 8}}
+    )
     assert await engine.limits() == EngineLimits(3, None, "real-name")
 
 

@@ -23,7 +23,7 @@ from workers.engine import (
     Usage,
 )
 from workers.engines.exchange import HttpOptions
-from workers.engines.openai_http import OpenAIEngine
+from workers.engines.openai_http import Named, OpenAIEngine
 
 ANSWER = {
     "choices": [{"index": 0, "finish_reason": "stop"}],
@@ -57,7 +57,7 @@ async def test_a_whole_answer_passes_byte_by_byte(serve: Serve) -> None:
         b'{ "choices": [{"finish_reason": "stop"}],\n "usage": {"prompt_tokens": 5, "completion_tokens": 3} }'
     )
     script = Script(body[:20], body[20:])
-    engine = await serve(script.answer, model="mine")
+    engine = await serve(script.answer, named=Named("mine"))
     _, final = await collect(engine, chat(stream=False, stream_options={"include_usage": True}))
     assert (final.body, final.usage, final.finish_reason) == (body, Usage(5, 3, 0), "stop")
     assert script.bodies[0]["model"] == "mine"

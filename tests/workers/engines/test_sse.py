@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine import Delta, EngineBroken, EngineRejected, Usage
+from tests.workers.engines import recorded
+from workers.engine import Delta, EngineBroken, EngineBusy, EngineRejected, Usage
 from workers.engines.sse import MAX_EVENT_BYTES, StreamParser
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
@@ -148,8 +149,8 @@ def test_an_error_event_comes_after_what_was_sent_before_it() -> None:
     [
         b'{"error":{"code":500}}',
         b'{"error":"out of memory"}',
-        b'{"error":{"code":429}}',
         b'{"object":"error","code":500}',
+        recorded.raw("tgi/error_generation_stream.txt")[6:].strip(),
     ],
 )
 def test_any_other_error_event_means_broken(error: bytes) -> None:
@@ -163,3 +164,24 @@ def test_an_event_without_end_is_broken_before_it_fills_the_memory() -> None:
     parser.feed(b"data: ")
     with pytest.raises(EngineBroken, match="more than"):
         parser.feed(b"x" * MAX_EVENT_BYTES)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        b'{"error":{"code":429}}',
+        b'{"object":"error","message":"The request queue is full.","code":503}',
+        recorded.raw("tgi/error_busy_stream.txt")[6:].strip(),
+    ],
+)
+def test_an_event_that_says_there_is_no_room_means_busy(error: bytes) -> None:
+    parser = StreamParser()
+    assert parser.feed(wire(error)) is None
+    assert isinstance(parser.failure, EngineBusy)
+
+
+def test_tgi_rejects_a_request_inside_its_stream() -> None:
+    parser = StreamParser()
+    assert parser.feed(recorded.raw("tgi/error_stream.txt")) is None
+    assert isinstance(parser.failure, EngineRejected)
+    assert parser.failure.status == 422
