@@ -9,14 +9,15 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 
 from broker.consumer import Consumer
 from broker.errors import EngineError, QueueFull, RedisAway, StaleToken
+from broker.heirs import Heirs
 from broker.job import Lease
 from broker.scripts import Ending, Return
 from workers.appender import Appender
@@ -29,7 +30,10 @@ from workers.engine import (
     EngineRejected,
     EngineUnavailable,
     Final,
+    Usage,
 )
+from workers.escalate import Escalation
+from workers.refusals import error_document, rejection
 
 log = logging.getLogger("headway.execute")
 T = TypeVar("T")
@@ -46,6 +50,7 @@ class Outcome(StrEnum):
     UNREACHABLE = "unreachable"
     LOST = "lost"
     HANDED_BACK = "handed back"
+    ESCALATED = "escalated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +65,9 @@ class Backoff:
         return float(min(self.cap_s, self.base_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
 
 
-def error_document(
-    message: str, *, code: str, kind: str = "server_error", status: int | None = None
-) -> bytes:
-    """OpenAI's error object as jobs store it; `status`: the engine's HTTP status, if it gave one."""
-    document: dict[str, Any] = {"message": message, "type": kind, "code": code, "param": None}
-    return orjson.dumps(document if status is None else document | {"status": status})
-
-
-def rejection(error: EngineRejected) -> bytes:
-    """The engine's own words about a bad request, in OpenAI's shape whatever shape they had."""
-    try:
-        body = orjson.loads(error.body)
-    except orjson.JSONDecodeError:
-        body = None
-    said = body.get("error", body) if isinstance(body, dict) else None
-    if not isinstance(said, dict):
-        said = {"message": said if isinstance(said, str) else error.body[:500].decode(errors="replace")}
-    document = {
-        "message": str(said.get("message") or f"the engine refused the request with status {error.status}"),
-        "type": _kind(said.get("type")),
-        "code": said.get("code") if isinstance(said.get("code"), str) else "engine_rejected",
-        "param": said.get("param"),
-        "status": error.status,
-    }
-    return orjson.dumps(document)
-
-
-def _kind(said: object) -> str:
-    """An engine that blames itself for a bad request is not repeated."""
-    return said if isinstance(said, str) and said and said != "server_error" else "invalid_request_error"
-
-
 @dataclass(slots=True)
 class Run:
-    """One attempt. `on_first` is told when chunks come; `handing_back` is asked when the task is cancelled: why the job is handed back, or None
+    """One attempt. `on_tokens` is told how many have come; `handing_back` is asked when the task is cancelled: why the job is handed back, or None
     if it has been taken away."""
 
     lease: Lease
@@ -104,7 +77,11 @@ class Run:
     trusted_until: Callable[[str], float]
     backoff: Backoff
     handing_back: Callable[[str], str | None]
-    on_first: Callable[[str], None]
+    on_tokens: Callable[[str, int], None]
+    heirs: Heirs | None = None
+    escalation: Escalation | None = None  # of a lease whose job may be handed on to a larger model
+    usage: Usage | None = None  # once it is known
+    busy_s: float = 0.0  # the engine wants to be left alone for so long
 
     async def execute(self) -> Outcome:
         """Never raises but for a cancellation that hands nothing back."""
@@ -123,13 +100,21 @@ class Run:
 
     async def _judge(self, error: StaleToken | EngineError) -> Outcome:
         """What a failure means for the job: whose fault it is decides whether it is counted and tried again."""
+        if isinstance(error, StaleToken):
+            return Outcome.LOST
+        try:
+            if self.escalation is not None and await self.escalation.after(error):
+                return await self._handed_on(self.escalation)
+        except StaleToken:
+            return Outcome.LOST
+        return await self._blame(error)
+
+    async def _blame(self, error: EngineError) -> Outcome:
         match error:
-            case StaleToken():
-                return Outcome.LOST
             case EngineRejected():
                 return await self._end(Ending(succeeded=False, data=rejection(error)))
             case EngineBusy():
-                delay_s = max(error.retry_after_s, self.backoff.delay_s(1))
+                delay_s = self.busy_s = max(error.retry_after_s, self.backoff.delay_s(1))
                 busy = error_document(str(error), code="engine_busy")
                 return await self._give_back(Return("busy", delay_s, busy), Outcome.BUSY)
             case EngineAborted():
@@ -141,7 +126,11 @@ class Run:
 
     async def _attempt(self) -> Outcome:
         lease = self.lease
-        call = EngineCall(lease.job_id, lease.endpoint, orjson.loads(lease.body), lease.stream)
+        body, rank = orjson.loads(lease.body), int(lease.service_class)
+        if lease.heir and self.heirs is not None:
+            self.escalation = Escalation(lease, body, heirs=self.heirs, insist=self._insist)
+            return await self._first_pass(self.escalation)
+        call = EngineCall(lease.job_id, lease.endpoint, body, lease.stream, rank=rank, tenant=lease.tenant)
         if not lease.stream:
             return await self._whole(call)
         return await self._stream(call)
@@ -152,7 +141,7 @@ class Run:
             async for item in items:
                 if isinstance(item, Final):
                     final = item
-        return await self._end(_success(final, final.body))
+        return await self._finish(final, final.body)
 
     async def _stream(self, call: EngineCall) -> Outcome:
         """A job that is polled has its chunks put together as its result; a connection has had them already."""
@@ -163,7 +152,58 @@ class Run:
             await self.appender.flush(self.lease.job_id)
         finally:
             self.appender.close(self.lease.job_id)
-        return await self._end(_success(final, assembler.whole(final.usage) if assembler else b""))
+        return await self._finish(final, assembler.whole(final.usage) if assembler else b"")
+
+    async def _first_pass(self, escalation: Escalation) -> Outcome:
+        """As `_whole` and `_stream`, but what is not good enough is handed on as long as nobody has seen it."""
+        lease, guard = self.lease, escalation.guard
+        if await escalation.begun():
+            return await self._handed_on(escalation)
+        rank = int(lease.service_class)
+        call = EngineCall(
+            lease.job_id, lease.endpoint, guard.asked(), guard.streams, rank=rank, tenant=lease.tenant
+        )
+        self.appender.open(lease)
+        try:
+            final = await self._relay_guarded(call, escalation)
+            await self.appender.flush(lease.job_id)
+        finally:
+            self.appender.close(lease.job_id)
+        if escalation.why:
+            return await self._handed_on(escalation)
+        data = b"" if lease.stream and lease.attached else guard.whole(final)
+        self.usage = final.usage
+        return await self._end(replace(_success(final, data), confidence=guard.confidence))
+
+    async def _relay_guarded(self, call: EngineCall, escalation: Escalation) -> Final:
+        """What may be sent goes to the appender. Ends early once the job has been handed on."""
+        final = Final(b"", None, None)
+        async with aclosing(self.engine.generate(call)) as items:
+            async for item in items:
+                ready = await escalation.next(item)
+                if isinstance(item, Final):
+                    final = item
+                else:
+                    self.on_tokens(self.lease.job_id, item.count)
+                for delta in ready if self.lease.stream else ():
+                    self.appender.add(self.lease.job_id, delta.data, count=delta.count)
+                if escalation.why:
+                    break
+        return final
+
+    async def _handed_on(self, escalation: Escalation) -> Outcome:
+        """The successor is queued: this job ends for it."""
+        ending = escalation.ending()
+        self.usage = escalation.usage
+        try:
+            outcome = await self._end(ending)
+        except asyncio.CancelledError:
+            await escalation.undo()
+            raise
+        if outcome is Outcome.LOST:
+            await escalation.undo()
+            return outcome
+        return Outcome.ESCALATED
 
     async def _relay(self, call: EngineCall, assembler: Assembler | None) -> Final:
         """Every chunk to the appender, as it comes."""
@@ -174,10 +214,14 @@ class Run:
                     final = item
                     continue
                 self.appender.add(self.lease.job_id, item.data, count=item.count)
-                self.on_first(self.lease.job_id)
+                self.on_tokens(self.lease.job_id, item.count)
                 if assembler is not None:
                     assembler.feed(item.data)
         return final
+
+    async def _finish(self, final: Final, data: bytes) -> Outcome:
+        self.usage = final.usage
+        return await self._end(_success(final, data))
 
     async def _end(self, ending: Ending) -> Outcome:
         try:
@@ -226,6 +270,7 @@ def _success(final: Final, data: bytes) -> Ending:
         prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        recounted=usage.recounted,
     )
 
 

@@ -2,21 +2,22 @@
 
 Trust window: a lease is trusted until `lease_s` after the last renewal was *sent*. Redis gives it away later than that,
 so a worker that stops at the end of its own count never works on a job that somebody else has begun.
+
+A worker of several queues beats in each of them: where it holds leases and at home each time, else every other time, which
+is often enough for being known to live there.
 """
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from redis.exceptions import RedisError
-
-from broker.errors import RedisAway
-from broker.job import Lease
-from broker.keys import PoolKeys
+from broker.job import Lease, queue_of
+from broker.script import Call
 from broker.scripts import Beat, renew
-from broker.thread_link import ThreadLink
+from broker.served import Served
+from broker.thread_link import ThreadLinks
 
 log = logging.getLogger("headway.heartbeat")
 BEATS_PER_LEASE = 3
@@ -24,31 +25,38 @@ STALLED_S = 60.0  # an event loop that does not turn for so long is hung, not bu
 
 Describe = Callable[[], bytes]
 OnLost = Callable[[Iterable[str]], None]
+OnWish = Callable[[str], None]
 
 
 class Heartbeat:
-    """`describe` gives the worker's record and runs in the thread; `on_lost` is called in the event loop."""
+    """`describe` gives the worker's record and runs in the thread; the others are called in the event loop.
 
-    def __init__(self, url: str, *, pool: str, worker_id: str, lease_s: float) -> None:
-        self._pool = pool
+    `on_wish`: an operator wants the worker to `pause` or to `drain`, or, empty, nothing any more (steering.py).
+    """
+
+    def __init__(self, url: str, *, pool: str | Served, worker_id: str, lease_s: float) -> None:
+        """`pool`: the queues, or the name of the only one."""
+        self._served = Served([pool]) if isinstance(pool, str) else pool
+        self._beats = 0
         self._worker_id = worker_id
         self._lease_s = lease_s
         self._timeout_s = lease_s / BEATS_PER_LEASE
-        self._link = ThreadLink(url, key=PoolKeys(pool).prefix, timeout_s=self._timeout_s)
+        self._links = ThreadLinks(url, timeout_s=self._timeout_s)
         self._held: dict[str, tuple[int, float]] = {}  # job id: token, trusted until (monotonic s)
+        self._wishes: dict[str, str] = {}  # queue: what its operator wants of this worker
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._now = threading.Event()
         self._thread: threading.Thread | None = None
         self._turned = time.monotonic()
 
-    def start(self, describe: Describe, on_lost: OnLost) -> None:
+    def start(self, describe: Describe, on_lost: OnLost, *, on_wish: OnWish = lambda _: None) -> None:
         """Call in the event loop that runs the jobs. Beats at once."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(
             target=self._run,
             args=(loop,),
-            kwargs={"describe": describe, "on_lost": on_lost},
+            kwargs={"describe": describe, "on_lost": on_lost, "on_wish": on_wish},
             name="heartbeat",
             daemon=True,
         )
@@ -73,21 +81,32 @@ class Heartbeat:
         """The record changed in a way that others should see now."""
         self._now.set()
 
+    def called(self, worker_id: str) -> None:
+        """Somebody has noted a wish about that worker: it beats now, to learn what."""
+        if worker_id == self._worker_id:
+            self.beat_soon()
+
     def stop(self) -> None:
         """Ends the thread. Leases that are still held lapse."""
         self._stop.set()
         self._now.set()
         if self._thread is not None:
             self._thread.join(self._timeout_s * 2)
-        self._link.close()
+        self._links.close()
 
-    def _run(self, loop: asyncio.AbstractEventLoop, *, describe: Describe, on_lost: OnLost) -> None:
+    def _run(
+        self, loop: asyncio.AbstractEventLoop, *, describe: Describe, on_lost: OnLost, on_wish: OnWish
+    ) -> None:
+        wished = ""
         while not self._stop.is_set():
             lost = self._beat(describe)
             try:
                 loop.call_soon_threadsafe(self._turn)
                 if lost:
                     loop.call_soon_threadsafe(on_lost, lost)
+                if self._wish != wished:
+                    wished = self._wish
+                    loop.call_soon_threadsafe(on_wish, wished)
             except RuntimeError:  # the loop has closed
                 return
             self._now.wait(self._lease_s / BEATS_PER_LEASE)
@@ -104,22 +123,45 @@ class Heartbeat:
         if held and sent - self._turned > STALLED_S:
             log.error("the event loop has not turned for %.0f s; %d leases may lapse", STALLED_S, len(held))
             return []
-        try:
-            lost = self._send(Beat(self._worker_id, describe(), tuple(held.items()), self._lease_s))
-        except (RedisError, OSError, RedisAway) as error:
-            log.warning("heartbeat did not reach Redis: %s", error)
-            return self._distrusted()
-        with self._lock:
-            for job_id, token in held.items():
-                if job_id not in lost and self._held.get(job_id, (0, 0.0))[0] == token:
-                    self._held[job_id] = (token, sent + self._lease_s)
+        beats, record, lost = self._by_queue(held), describe(), list[str]()
+        calls = [self._renewal(queue, record, held=mine) for queue, mine in beats.items()]
+        for (queue, mine), answer in zip(beats.items(), self._links.run_all(calls), strict=True):
+            if isinstance(answer, Exception):
+                log.warning("heartbeat did not reach Redis: %s", answer)
+                lost += self._distrusted(mine)
+            else:
+                wish, *ids = (word.decode() for word in answer)
+                self._wishes[queue], gone = wish, set(ids)
+                self._trust({job_id: mine[job_id] for job_id in mine.keys() - gone}, sent + self._lease_s)
+                lost += gone
         return lost
 
-    def _distrusted(self) -> list[str]:
+    def _by_queue(self, held: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Where to beat now, with the leases (job id: token) that are held there."""
+        self._beats += 1
+        queues = self._served.queues if self._beats % 2 else (self._served.home,)
+        found: dict[str, dict[str, int]] = {queue: {} for queue in queues}
+        for job_id, token in held.items():
+            found.setdefault(queue_of(job_id), {})[job_id] = token
+        return found
+
+    def _renewal(self, queue: str, record: bytes, *, held: Mapping[str, int]) -> Call:
+        wish = self._wishes.get(queue, "")
+        return renew(queue, Beat(self._worker_id, record, tuple(held.items()), self._lease_s, wish))
+
+    @property
+    def _wish(self) -> str:
+        """Of all queues: a worker that is to leave one of its pools leaves altogether."""
+        return next((wish for wish in ("drain", "pause") if wish in self._wishes.values()), "")
+
+    def _trust(self, kept: Mapping[str, int], until: float) -> None:
+        with self._lock:
+            for job_id, token in kept.items():
+                if self._held.get(job_id, (0, 0.0))[0] == token:
+                    self._held[job_id] = (token, until)
+
+    def _distrusted(self, job_ids: Iterable[str]) -> list[str]:
         """Leases that would end before the next beat could save them."""
         horizon = time.monotonic() + self._timeout_s
         with self._lock:
-            return [job_id for job_id, (_, until) in self._held.items() if until < horizon]
-
-    def _send(self, beat: Beat) -> list[str]:
-        return [job_id.decode() for job_id in self._link.run(renew(self._pool, beat))]
+            return [job_id for job_id in job_ids if self._held.get(job_id, (0, horizon))[1] < horizon]

@@ -1,9 +1,9 @@
 """The engine worker's program: `python -m workers.main --pool NAME --engine URL|llamacpp`, or `headway worker`.
 
-SIGTERM or SIGINT drains; a second one hands back at once. Exit code 0 after a drain, 2 for a wrong setting.
+SIGTERM or SIGINT drains; a second one hands back at once. Exit code 0 after that, 10 after a drain that an operator
+wished for (steering.py), 2 for a wrong setting.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -13,109 +13,40 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import uvloop
 
-from broker.config import EMBEDDED, Config, Dialect, load_config
+from broker.config import EMBEDDED, load_config
 from broker.connection import Pipe, check_servers
 from broker.consumer import Consumer
 from broker.errors import BrokerError, ConfigError, RedisAway, RedisUnsuitable
-from broker.fleet import WorkerRecord, announce_pool
-from broker.job import POOL_NAME, base32
+from broker.fleet import WorkerRecord
+from broker.heirs import Heirs
+from broker.job import ServiceClass, base32
 from broker.policy import Asking
+from broker.producer import Producer
 from broker.reaper import reap_forever
+from broker.served import Served, choose_home, home_first, keep_fresh
 from broker.settings import Settings, load_settings
+from broker.steering import DISMISSED
+from predictor.estimator import SimpleEstimator
 from workers.appender import Appender
 from workers.batch.events import CeleryEvents
 from workers.capacity import Plan
 from workers.control import hear_aborts
-from workers.engine import Engine, EngineUnavailable
-from workers.engines.exchange import HttpOptions
-from workers.engines.llamacpp import LlamaCppEngine
-from workers.engines.openai_http import OpenAIEngine
+from workers.engine import Engine, EngineLimits, EngineLoad, EngineUnavailable
 from workers.execute import Backoff
 from workers.heartbeat import Heartbeat
-from workers.pull import Means, Observer, Puller
+from workers.kv_pages import PAGE_TOKENS
+from workers.load_watch import LoadWatch
+from workers.means import Means
+from workers.options import Options, build_engine, parse, warn_of_unknown_pool
+from workers.outcomes import Reporter
+from workers.pull import Puller
 
 log = logging.getLogger("headway.worker")
 ENGINE_RETRY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """One engine for one pool; None means: as headway.yaml or the engine says."""
-
-    pool: str
-    engine: str
-    dialect: Dialect
-    model: str | None
-    slots: int | None
-    api_key: str | None = None
-    kv_tokens: int | None = None
-
-
-def parse(argv: list[str], config: Config) -> Options:
-    """Command line over headway.yaml. Exits with usage on a wrong flag; raises ConfigError on a wrong value."""
-    parser = argparse.ArgumentParser(
-        prog="headway worker",
-        description="Pull jobs of one pool for one engine.",
-        epilog="HEADWAY_REDIS_URL names the queue's Redis; without it, that of `headway up` in HEADWAY_HOME.",
-    )
-    parser.add_argument("--pool", required=True, help="the pool to serve, as in headway.yaml")
-    parser.add_argument(
-        "--engine", help="http://HOST:PORT of an OpenAI-compatible server, or llamacpp (embedded)"
-    )
-    parser.add_argument("--dialect", choices=get_args(Dialect), help="what the server is (default: openai)")
-    parser.add_argument("--model", help="the engine's name for the model (default: the first it lists)")
-    parser.add_argument("--slots", type=int, help="concurrent requests (default: what the engine says)")
-    parser.add_argument(
-        "--kv-tokens", type=int, help="size of the engine's KV cache (default: not looked at)"
-    )
-    args = parser.parse_args(argv)
-    if not POOL_NAME.fullmatch(args.pool):
-        raise ConfigError(f"--pool {args.pool!r}: a name is up to 64 letters, digits, '.', '_' and '-'")
-    if args.slots is not None and not 0 < args.slots <= 4096:
-        raise ConfigError(f"--slots {args.slots}: must be between 1 and 4096")
-    known = config.find(args.pool)
-    engine = args.engine or (known.engine if known else EMBEDDED)
-    if engine != EMBEDDED and not engine.startswith(("http://", "https://")):
-        raise ConfigError(f"--engine {engine!r}: must be http://HOST:PORT or {EMBEDDED}")
-    from_file = known if known is not None and known.engine == engine.rstrip("/") else None
-    return Options(
-        pool=args.pool,
-        engine=engine.rstrip("/"),
-        dialect=args.dialect or (from_file.dialect if from_file else "openai"),
-        model=args.model or (from_file.model if from_file else None),
-        slots=args.slots or (from_file.slots if from_file else None),
-        kv_tokens=args.kv_tokens or (from_file.kv_tokens if from_file else None),
-        api_key=from_file.api_key.get_secret_value() if from_file and from_file.api_key else None,
-    )
-
-
-def warn_of_unknown_pool(pool: str, config: Config) -> None:
-    """Allowed, for any worker may announce a pool; but mostly it is a slip."""
-    names = [model.pool for model in config.models]
-    if pool not in names:
-        log.warning(
-            "pool %s is not in headway.yaml here (it names %s): only requests whose `model` is %s come to it",
-            pool,
-            ", ".join(names),
-            pool,
-        )
-
-
-def build_engine(options: Options, settings: Settings) -> Engine:
-    if options.engine == EMBEDDED:
-        return LlamaCppEngine(slots=options.slots or settings.slots)
-    return OpenAIEngine(
-        options.engine,
-        dialect=options.dialect,
-        model=options.model,
-        slots=options.slots,
-        options=HttpOptions(api_key=options.api_key),
-    )
 
 
 class Worker:
@@ -139,6 +70,11 @@ class Worker:
             if self._signals > 1:
                 self._puller.hand_back()
 
+    @property
+    def dismissed(self) -> bool:
+        """An operator has drained it: it is not to be started again."""
+        return self._puller is not None and self._puller.dismissed
+
     async def run(self) -> None:
         """Until a signal. Raises ConfigError, RedisUnsuitable, RedisAway at the start only."""
         loop = asyncio.get_running_loop()
@@ -149,12 +85,12 @@ class Worker:
             stack.push_async_callback(pipe.close)
             await check_redis(self._settings)
             stack.push_async_callback(self._engine.close)
-            slots, model = await self._start_engine()
-            if not self._stop.is_set():
-                await self._serve(stack, pipe, slots=slots, model=model)
+            limits = await self._start_engine()
+            if limits is not None:
+                await self._serve(stack, pipe, limits=limits)
 
-    async def _start_engine(self) -> tuple[int, str]:
-        """Waits for an engine that is not up yet; returns its slots and the name of its model."""
+    async def _start_engine(self) -> EngineLimits | None:
+        """Waits for an engine that is not up yet; what it can do, where the options do not say. None: stopped before."""
         told = False
         while not self._stop.is_set():
             try:
@@ -166,48 +102,81 @@ class Worker:
                 told = True
                 await asyncio.wait({asyncio.create_task(self._stop.wait())}, timeout=ENGINE_RETRY_S)
             else:
-                return self._options.slots or limits.slots, self._options.model or limits.model or "unknown"
-        return 0, ""
+                return limits
+        return None
 
-    async def _serve(self, stack: AsyncExitStack, pipe: Pipe, *, slots: int, model: str) -> None:
+    async def _serve(self, stack: AsyncExitStack, pipe: Pipe, *, limits: EngineLimits) -> None:
         settings, pool, url = self._settings, self._options.pool, self._settings.redis_url
-        asking = Asking(self.worker_id, settings.lease_s, settings.aging, settings.passing)
-        consumer = Consumer(pipe, url, pool=pool, asking=asking, limits=self._limits)
+        served = await self._served(pipe)
+        consumer = Consumer(pipe, url, pool=served, asking=self._asking(), limits=self._limits)
         stack.push_async_callback(consumer.close)
-        heartbeat = Heartbeat(url, pool=pool, worker_id=self.worker_id, lease_s=settings.lease_s)
+        heartbeat = Heartbeat(url, pool=served, worker_id=self.worker_id, lease_s=settings.lease_s)
         appender = Appender(
             consumer, delay_s=settings.coalesce_ms / 1000, on_stale=lambda job_id: puller.abort(job_id, None)
         )
         backoff = Backoff(settings.retry_base_s, settings.retry_cap_s)
-        means = Means(self._engine, consumer, appender, heartbeat, backoff)
-        observers: list[Observer] = [CeleryEvents(settings, pool=pool, worker_id=self.worker_id)]
-        puller = self._puller = Puller(
-            means, plan=self._plan(slots), drain_s=settings.drain_s, observers=observers
-        )
-        await announce_pool(pipe, pool)
-        heartbeat.start(self._describe(puller, slots=slots, model=model), puller.lost)
+        reporter = Reporter(pipe, memory=settings.memory)
+        watched = reporter.watch(self._engine)
+        means = Means(watched, consumer, appender, heartbeat, backoff, self._heirs(pipe))
+        events = CeleryEvents(settings, pool=pool, worker_id=self.worker_id)
+        plan, observers = self._plan(limits), (events, reporter)
+        puller = self._puller = Puller(means, plan=plan, drain_s=settings.drain_s, observers=observers)
+        watch = LoadWatch(self._engine, every_s=settings.engine_load_s, on_look=puller.ledger.observe)
+        await served.join(pipe)
+        describe = self._describe(puller, watch, model=self._options.model or limits.model, home=served.home)
+        heartbeat.start(describe, puller.lost, on_wish=puller.heed)
         tasks = [
             asyncio.create_task(appender.run()),
-            asyncio.create_task(hear_aborts(url, pool, on_abort=puller.abort)),
-            asyncio.create_task(reap_forever(pipe, lambda: [pool], limits=self._limits)),
+            asyncio.create_task(watch.run()),
+            asyncio.create_task(puller.health.run(settings.health_s)),
+            asyncio.create_task(reporter.run()),
+            asyncio.create_task(keep_fresh(served, pipe)),
+            asyncio.create_task(hear_aborts(url, served, on_abort=puller.abort, on_call=heartbeat.called)),
+            asyncio.create_task(reap_forever(pipe, served.to_reap, limits=self._limits)),
         ]
+        log.info("worker %s serves %s with %d slots", self.worker_id, ", ".join(served.queues), plan.slots)
         try:
-            log.info(
-                "worker %s serves pool %s with %d slots of %s", self.worker_id, pool, slots, self._engine.name
-            )
             await puller.run()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.to_thread(heartbeat.stop)
-            for observer in observers:
-                observer.close()
+            await reporter.report()
+            events.close()
             await self._leave(consumer)
 
-    def _plan(self, slots: int) -> Plan:
-        after_s = self._settings.preempt_after_s or None
-        return Plan(slots, self._settings.bulk_reserve, self._options.kv_tokens, after_s)
+    async def _served(self, pipe: Pipe) -> Served:
+        """At home in a shard of the first pool. Raises RedisAway."""
+        first, *others = self._options.queues
+        if self._options.shard is None:
+            home = await choose_home(pipe, first, worker_id=self.worker_id)
+        else:
+            home = first[self._options.shard]
+        return Served([*home_first(first, home), *(queue for queues in others for queue in queues)])
+
+    def _heirs(self, pipe: Pipe) -> Heirs:
+        """What was accepted once is not refused for a limit."""
+        return Heirs(pipe, Producer(pipe, self._settings.order), forecast=SimpleEstimator().forecast)
+
+    def _asking(self) -> Asking:
+        settings, options = self._settings, self._options
+        aging, passing = settings.aging, settings.passing
+        return Asking(self.worker_id, settings.lease_s, aging, passing, options.speed, options.classes)
+
+    def _plan(self, limits: EngineLimits) -> Plan:
+        settings, options = self._settings, self._options
+        takes_p0 = ServiceClass.P0 in options.classes
+        return Plan(
+            slots=options.slots or limits.slots,
+            reserve=settings.bulk_reserve,
+            reserve_most=settings.bulk_reserve_max if takes_p0 else 0.0,
+            kv_tokens=options.kv_tokens or limits.kv_tokens,
+            page_tokens=limits.kv_page_tokens or PAGE_TOKENS,
+            preempt_after_s=(settings.preempt_after_s or None) if takes_p0 else None,
+            prefill_tokens=settings.prefill_tokens or None,
+            finds_slots=options.slots is None and not limits.slots_known,
+        )
 
     async def _leave(self, consumer: Consumer) -> None:
         try:
@@ -215,32 +184,60 @@ class Worker:
         except RedisAway:
             log.info("left without taking leave of Redis; the record times out")
 
-    def _describe(self, puller: Puller, *, slots: int, model: str) -> Callable[[], bytes]:
+    def _describe(
+        self, puller: Puller, watch: LoadWatch, *, model: str | None, home: str
+    ) -> Callable[[], bytes]:
         """Runs in the heartbeat's thread: reads plain attributes only."""
         fixed: dict[str, Any] = {
             "worker_id": self.worker_id,
             "pool": self._options.pool,
-            "engine": self._engine.name,
-            "model": model,
-            "slots": slots,
+            "home": home,
+            "model": model or "unknown",
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "engine_url": "" if self._options.engine == EMBEDDED else self._options.engine,
             "embedded": self._options.engine == EMBEDDED,
             "started": time.time(),
         }
-        return lambda: WorkerRecord(
-            **fixed, busy_slots=puller.ledger.busy, state=puller.state, claimed=puller.claimed
-        ).dump()
+
+        def describe() -> bytes:
+            now, ledger = time.monotonic(), puller.ledger
+            load = watch.seen(now=now)
+            return WorkerRecord(
+                **fixed,
+                engine=self._engine.name,  # another server may have taken its address
+                slots=max(ledger.slots, ledger.busy),  # more run than are trusted, where that has fallen
+                busy_slots=ledger.busy,
+                reserved_slots=ledger.reserved_slots(now=now),
+                prefill_tokens=ledger.prefill_tokens(now=now),
+                state=puller.state,
+                claimed=puller.claimed,
+                kv_used_share=used_share(load, ledger.plan.kv_tokens),
+                kv_total_tokens=ledger.plan.kv_tokens or load.kv_total_tokens,
+                prompt_tokens=puller.prompt_tokens,
+                cached_tokens=puller.cached_tokens,
+            ).dump()
+
+        return describe
+
+
+def used_share(load: EngineLoad, kv_tokens: int | None) -> float | None:
+    """Of the KV tokens that the worker plans with, which may be fewer than the engine has."""
+    share, total = load.kv_used_share, load.kv_total_tokens
+    if share is None or not kv_tokens or not total:
+        return share
+    return min(1.0, share * total / kv_tokens)
 
 
 async def check_redis(settings: Settings) -> None:
     await check_servers(settings.redis_url, timeout_s=settings.redis_timeout_s)
 
 
-async def serve(settings: Settings, options: Options) -> None:
-    engine = build_engine(options, settings)
-    await Worker(settings, options, engine=engine).run()
+async def serve(settings: Settings, options: Options) -> int:
+    """Until it has drained; returns the exit code."""
+    worker = Worker(settings, options, engine=build_engine(options, settings))
+    await worker.run()
+    return DISMISSED if worker.dismissed else 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -253,14 +250,13 @@ def main(argv: list[str] | None = None) -> int:
             level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         warn_of_unknown_pool(options.pool, config)
-        uvloop.run(serve(settings, options))
+        return uvloop.run(serve(settings, options))
     except (ConfigError, RedisUnsuitable) as error:
         print(f"headway worker: {error}", file=sys.stderr)  # noqa: T201 - a program's last words
         return 2
     except BrokerError as error:
         print(f"headway worker: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    return 0
 
 
 if __name__ == "__main__":

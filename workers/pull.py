@@ -8,47 +8,24 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import RedisError
 
-from broker.consumer import Consumer
 from broker.errors import RedisAway
 from broker.job import Lease
-from workers.appender import Appender
-from workers.capacity import Ledger, Plan
+from workers.capacity import Grown, Ledger, Plan
 from workers.doorbell import Doorbell
-from workers.engine import Engine
-from workers.execute import Backoff, Outcome, Run
-from workers.heartbeat import Heartbeat
+from workers.execute import Outcome, Run
+from workers.giving_way import PASSED_S, GivingWay
+from workers.health_watch import HealthWatch
+from workers.means import Means, Observer
 
 log = logging.getLogger("headway.pull")
 REDIS_RETRY_S = 0.3
-PROBE_S = 1.0
 IDLE_S = 5.0
-PASSED_S = 1.0  # at most, before a job that was passed over is looked at again
-
-
-class Observer(Protocol):
-    """Somebody who wants to know what runs; must not block. Flower's events are one (workers/batch/events.py)."""
-
-    def started(self, lease: Lease) -> None: ...
-
-    def ended(self, lease: Lease, outcome: str, *, run_s: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What a puller works with."""
-
-    engine: Engine
-    consumer: Consumer
-    appender: Appender
-    heartbeat: Heartbeat
-    backoff: Backoff
+MAX_SIT_OUT_S = 1.0  # also to see what other queues have
+MAX_REST_S = 30.0  # of a worker whose engine is busy; the job itself waits as long as the engine asked
 
 
 class Puller:
@@ -61,14 +38,21 @@ class Puller:
         self.ledger = Ledger(plan)
         self.claimed = 0
         self.preempted = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.reachable = True
+        self.health = HealthWatch(means.engine, on_gone=self._give_up_engine)
         self._drain_s = drain_s
         self._observers = tuple(observers)
         self._running: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
         self._room = asyncio.Event()
         self._draining = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self.dismissed = False
         self._returning: dict[str, str] = {}  # job id: why it is handed back
         self._bell = Doorbell(means.consumer)
+        self._way = GivingWay(means.consumer, self.ledger, self._preempt)
         self._impatient = asyncio.Event()
         self._busy_until = 0.0
 
@@ -76,12 +60,26 @@ class Puller:
     def state(self) -> str:
         if self._draining.is_set():
             return "draining"
+        if not self._resumed.is_set():
+            return "paused"
         return "ready" if self.reachable else "unavailable"
 
     def drain(self) -> None:
         """Stop claiming; finish what runs within `drain_s`, then hand the rest back."""
         self._draining.set()
         self._room.set()
+        self._means.heartbeat.beat_soon()
+
+    def heed(self, wish: str) -> None:
+        """What an operator wants: `pause`, `drain`, or, empty, neither. Who is drained does not come back."""
+        if wish == "drain":
+            log.info("drained by an operator")
+            self.dismissed = True
+            self.drain()
+        elif wish == "pause":
+            self._resumed.clear()
+        else:
+            self._resumed.set()
         self._means.heartbeat.beat_soon()
 
     def hand_back(self) -> None:
@@ -110,16 +108,21 @@ class Puller:
                 await self._pause(REDIS_RETRY_S)
         await self._bell.close()
         with contextlib.suppress(RedisAway):
+            await self._means.consumer.withdraw()
             await self._means.consumer.wake_another()  # the last wait may have taken a marker along
         await self._finish_running()
 
     async def _turn(self) -> None:
         """One claim, and a wait if there was nothing (more) to claim."""
+        if not self._resumed.is_set():
+            await self._stand_by()
+            return
         if not self.reachable:
             await self._probe()
             return
         rest_s = self._busy_until - time.monotonic()
         if rest_s > 0:
+            await self._means.consumer.withdraw()
             await self._pause(rest_s)
             return
         self._room.clear()
@@ -127,44 +130,62 @@ class Puller:
             await self._wait_for_room()
             return
         asked_at = time.monotonic()
-        claimed = await self._means.consumer.claim(self.ledger.room())
+        claimed = await self._means.consumer.claim(self.ledger.room(now=asked_at))
         self._means.heartbeat.hold(claimed.leases, asked_at)
         for lease in claimed.leases:
             self._start(lease)
+        if claimed.barred and not claimed.leases:
+            await self._sit_out(claimed.next_due_s)
+            return
         if claimed.more or not self.ledger.free:
             return
-        at_most_s = min(IDLE_S, IDLE_S if claimed.next_due_s is None else claimed.next_due_s)
+        now = time.monotonic()
+        due = (claimed.next_due_s, self.ledger.next_room_s(now=now) if claimed.passed else None)
+        at_most_s = min((s for s in due if s is not None), default=IDLE_S)
         if claimed.passed:
+            again_s = PASSED_S if self.ledger.cache is None else await self._way.spare_tokens(asked_at)
             await self._bell.wait(
-                self._room, self._draining, at_most_s=min(at_most_s, PASSED_S), for_all=False
+                self._room, self._draining, at_most_s=min(at_most_s, again_s), for_all=False
             )
         else:
             await self._bell.wait(self._draining, at_most_s=at_most_s, for_all=True)
 
     async def _wait_for_room(self) -> None:
         """Full: until a slot frees, or a P0 job has waited long enough for batch work to be stopped."""
-        patience_s = self.ledger.plan.preempt_after_s
-        if patience_s is None or self.ledger.victim() is None:
+        if self.ledger.patience_s(now=time.monotonic()) is None:
             await self._room.wait()
             return
         rung = await self._bell.wait(self._room, at_most_s=IDLE_S, for_all=False)
         if rung:
-            await self._make_room(patience_s)
+            await self._way.make_room(self._room)
 
-    async def _make_room(self, patience_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self._room.wait()
-                return
-        waited_s = await self._means.consumer.urgent_s()
-        victim = self.ledger.victim()
-        if waited_s is None or victim is None or self.ledger.free:
-            return
-        log.info("%s is stopped for a P0 job that has waited %.2f s", victim, waited_s)
+    def _preempt(self, victim: str) -> None:
+        """It goes back to the queue, and its room is free as soon as the engine has let go."""
         self.preempted += 1
+        self.ledger.stop(victim)
         self._returning[victim] = "preempt"
-        self._running[victim][1].cancel()
-        await self._room.wait()
+        asyncio.get_running_loop().call_soon(self._running[victim][1].cancel)  # not before it has begun
+
+    def _grown(self, job_id: str, tokens: int) -> None:
+        self.health.heard()
+        now = time.monotonic()
+        grown = self.ledger.grow(job_id, tokens, now=now)
+        if grown is Grown.BEGUN and self.ledger.plan.prefill_tokens is not None:
+            self._room.set()
+        if grown is not None and (victim := self.ledger.relief(now=now)) is not None:
+            log.info("%s is stopped, as the engine's KV cache is nearly full", victim)
+            self._preempt(victim)
+
+    async def _stand_by(self) -> None:
+        """Until resumed or drained. What runs goes on."""
+        await self._means.consumer.withdraw()
+        await self._means.consumer.wake_another()
+        either = {asyncio.create_task(event.wait()) for event in (self._resumed, self._draining)}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in either:
+                waiting.cancel()
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, but not through a drain."""
@@ -174,10 +195,21 @@ class Puller:
         except TimeoutError:
             pass
 
+    async def _sit_out(self, seconds: float | None) -> None:
+        """The breaker is open: until it may ask again, or what was its probe has ended. It takes no marker from the others."""
+        either = {asyncio.create_task(event.wait()) for event in (self._room, self._draining)}
+        try:
+            timeout_s = min(MAX_SIT_OUT_S, seconds or 0.0)
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in either:
+                waiting.cancel()
+
     async def _probe(self) -> None:
-        """An engine that cannot be reached gets no jobs until its health endpoint answers."""
-        if not await self._means.engine.health():
-            await self._pause(PROBE_S)
+        """An engine that cannot be reached gets no jobs until it is well again."""
+        await self._means.consumer.withdraw()
+        if (again_s := await self.health.recovered()) > 0:
+            await self._pause(again_s)
         else:
             log.info("engine %s answers again", self._means.engine.name)
             self.reachable = True
@@ -201,12 +233,26 @@ class Puller:
             trusted_until=means.heartbeat.trusted_until,
             backoff=means.backoff,
             handing_back=self._returning.get,
-            on_first=self.ledger.begin,
+            on_tokens=self._grown,
+            heirs=means.heirs,
         )
         try:
             outcome = await run.execute()
         finally:
+            self._note(run, outcome)
             self._end(lease, outcome, run_s=time.monotonic() - began)
+
+    def _note(self, run: Run, outcome: Outcome) -> None:
+        now = time.monotonic()
+        if outcome is Outcome.SUCCEEDED:
+            self.ledger.learn(run.lease.job_id, run.usage, now=now)
+        if outcome is Outcome.BUSY:
+            self.ledger.concurrency.busy(now=now)
+        if run.usage is not None:
+            self.prompt_tokens += run.usage.prompt_tokens
+            self.cached_tokens += run.usage.cached_tokens
+        if run.busy_s:
+            self._busy_until = max(self._busy_until, now + min(run.busy_s, MAX_REST_S))
 
     def _end(self, lease: Lease, outcome: Outcome, *, run_s: float) -> None:
         self._means.heartbeat.drop(lease.job_id)
@@ -214,14 +260,25 @@ class Puller:
         self._returning.pop(lease.job_id, None)
         self.ledger.give_back(lease.job_id)
         self._room.set()
-        if outcome is Outcome.UNREACHABLE and self.reachable:
-            log.warning("engine %s cannot be reached", self._means.engine.name)
-            self.reachable = False
-            self._means.heartbeat.beat_soon()
-        if outcome is Outcome.BUSY:
-            self._busy_until = time.monotonic() + self._means.backoff.delay_s(1)
+        if outcome is Outcome.UNREACHABLE:
+            self._unreachable()
         for observer in self._observers:
             observer.ended(lease, outcome, run_s=run_s)
+
+    def _unreachable(self) -> None:
+        if self.reachable:
+            log.warning("engine %s cannot be reached", self._means.engine.name)
+            self.reachable = False
+            self._room.set()
+            self._means.heartbeat.beat_soon()
+
+    def _give_up_engine(self) -> None:
+        """What may be begun again goes to others now; what a connection reads already may still come to its end."""
+        self._unreachable()
+        for job_id in self.ledger.restartable:
+            self._returning.setdefault(job_id, "drain")
+            self.ledger.stop(job_id)
+            asyncio.get_running_loop().call_soon(self._running[job_id][1].cancel)  # not before it has begun
 
     async def _finish_running(self) -> None:
         tasks = [task for _, task in self._running.values()]

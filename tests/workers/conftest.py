@@ -10,9 +10,12 @@ import pytest
 from broker.connection import Pipe
 from broker.consumer import Consumer
 from broker.fleet import WorkerRecord
+from broker.heirs import Heirs
 from broker.job import Forecast, JobView, ServiceClass, Submission, new_job_id
 from broker.policy import Asking, Limits
 from broker.producer import Producer
+from broker.served import Served
+from predictor.estimator import SimpleEstimator
 from tests.conditions import wait_until
 from tests.workers.scripted import ScriptedEngine
 from workers.appender import Appender
@@ -20,7 +23,8 @@ from workers.capacity import Plan
 from workers.control import hear_aborts
 from workers.execute import Backoff
 from workers.heartbeat import Heartbeat
-from workers.pull import Means, Observer, Puller
+from workers.means import Means, Observer
+from workers.pull import Puller
 
 POOL = "small"
 
@@ -49,6 +53,7 @@ class Rig:
     puller: Puller
     heartbeat: Heartbeat
     running: "asyncio.Task[None]"
+    worker_id: str
 
     async def submit(self, **changes: object) -> str:
         job = submission(**changes)
@@ -78,38 +83,49 @@ class Maker:
         limits: Limits | None = None,
         drain_s: float = 5.0,
         observers: tuple[Observer, ...] = (),
+        queues: tuple[str, ...] = (POOL,),
+        classes: frozenset[ServiceClass] = frozenset(ServiceClass),
+        plan: Plan | None = None,
     ) -> Rig:
-        limits = limits or Limits()
+        """`queues`: home first. `plan`: by default the engine's slots, and little patience."""
+        limits, served = limits or Limits(), Served(queues)
         pipe = Pipe(self.url)
         self.stack.push_async_callback(pipe.close)
         name = f"w{id(pipe)}"
-        consumer = Consumer(pipe, self.url, pool=POOL, asking=Asking(name, limits.lease_s), limits=limits)
+        asking = Asking(name, limits.lease_s, classes=classes)
+        consumer = Consumer(pipe, self.url, pool=served, asking=asking, limits=limits)
         self.stack.push_async_callback(consumer.close)
-        heartbeat = Heartbeat(self.url, pool=POOL, worker_id=name, lease_s=limits.lease_s)
+        heartbeat = Heartbeat(self.url, pool=served, worker_id=name, lease_s=limits.lease_s)
         appender = Appender(consumer, delay_s=0.01, on_stale=lambda job: puller.abort(job, None))
-        means = Means(engine, consumer, appender, heartbeat, Backoff(0.01, 0.05))
-        puller = Puller(
-            means, plan=Plan(engine.slots, preempt_after_s=0.01), drain_s=drain_s, observers=observers
-        )
-        record = WorkerRecord(name, POOL, "scripted", "m", engine.slots, 0, "ready", 1, "here").dump()
-        heartbeat.start(lambda: record, puller.lost)
+        heirs = Heirs(pipe, Producer(pipe), forecast=SimpleEstimator().forecast)
+        means = Means(engine, consumer, appender, heartbeat, Backoff(0.01, 0.05), heirs)
+        plan = plan or Plan(engine.slots, preempt_after_s=0.01)
+        puller = Puller(means, plan=plan, drain_s=drain_s, observers=observers)
+        record = WorkerRecord(
+            name, POOL, "scripted", "m", engine.slots, 0, "ready", 1, "here", home=served.home
+        ).dump()
+        heartbeat.start(lambda: record, puller.lost, on_wish=puller.heed)
         tasks = [
             asyncio.create_task(appender.run()),
-            asyncio.create_task(hear_aborts(self.url, POOL, on_abort=puller.abort)),
+            asyncio.create_task(
+                hear_aborts(self.url, served, on_abort=puller.abort, on_call=heartbeat.called)
+            ),
         ]
         running = asyncio.create_task(puller.run())
 
-        async def stop() -> None:
-            puller.drain()
-            puller.hand_back()
-            await running
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            heartbeat.stop()
+        rig = Rig(self.url, pipe, Producer(pipe), engine, puller, heartbeat, running, name)
+        self.stack.push_async_callback(stop, rig, tasks)
+        return rig
 
-        self.stack.push_async_callback(stop)
-        return Rig(self.url, pipe, Producer(pipe), engine, puller, heartbeat, running)
+
+async def stop(rig: Rig, tasks: "list[asyncio.Task[None]]") -> None:
+    rig.puller.drain()
+    rig.puller.hand_back()
+    await rig.running
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    rig.heartbeat.stop()
 
 
 @pytest.fixture

@@ -61,9 +61,10 @@ async def test_first_chunk_goes_at_once_and_later_ones_wait_for_company(redis_ur
         await wait_until(lambda: stored(pipe, lease.job_id))
         appender.add(lease.job_id, b"2", count=1)
         appender.add(lease.job_id, b"3\n4", count=2)
-        assert await stored(pipe, lease.job_id) == [("1-1", b"1")]
+        assert await stored(pipe, lease.job_id) == [(f"{lease.token}-1", b"1")]
         await appender.flush(lease.job_id)
-        assert await stored(pipe, lease.job_id) == [("1-1", b"1"), ("1-4", b"2\n3\n4")]
+        entries = [(f"{lease.token}-1", b"1"), (f"{lease.token}-4", b"2\n3\n4")]
+        assert await stored(pipe, lease.job_id) == entries
 
 
 async def test_chunks_are_written_once_over_an_outage(redis_url: str) -> None:
@@ -75,7 +76,7 @@ async def test_chunks_are_written_once_over_an_outage(redis_url: str) -> None:
         await appender.flush(lease.job_id)
         entries = await stored(pipe, lease.job_id)
         assert b"\n".join(data for _, data in entries).split(b"\n") == [b"1", b"2", b"3", b"4", b"5"]
-        assert entries[-1][0] == "1-5"
+        assert entries[-1][0] == f"{lease.token}-5"
         assert not stale
 
 

@@ -7,13 +7,15 @@ message delivered twice, meets its own jobs and their answers instead of asking 
 import asyncio
 import contextlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from broker import request_checks
 from broker.batch_record import BatchView, Mode
 from broker.errors import BrokerError, QueueFull, RedisAway, UnknownJob
-from broker.job import Status, Submission
+from broker.job import Accepted, Status, Submission
 from broker.stream import Mailbox
 from predictor.prefix import prefix_chain
+from workers.batch.group import Group
 from workers.batch.lease import Keeper
 from workers.batch.lines import Request
 from workers.batch.means import Means
@@ -45,6 +47,8 @@ class Asker:
         self._keeper = keeper
         self._window = asyncio.Semaphore(means.settings.batch_window)
         self._boxes: set[Mailbox] = set()
+        self._groups: dict[str, Group] = {}
+        self._tenant = means.config.tenant(batch.spec.tenant)
         self._ends_at = asyncio.get_running_loop().time() + keeper.taken.left_s
 
     async def watch(self) -> None:
@@ -58,6 +62,8 @@ class Asker:
                 for task in waits:
                     task.cancel()
             self._keeper.changed.clear()
+            for group in self._groups.values():
+                group.let_go()
             for box in self._boxes:
                 box.lose()
 
@@ -76,6 +82,7 @@ class Asker:
 
     async def _until_ended(self, box: Mailbox, request: Request) -> Answer:
         """Submitting again is how a line is looked at again: it says how the job is, and where to tell its end."""
+        job, queued = self._submission(box.job_id, request), False
         while True:
             if self._means.stopping.is_set():
                 raise HandedBack(
@@ -84,7 +91,10 @@ class Asker:
             try:
                 if self._keeper.mode is not Mode.FEED:
                     return await self._withdraw(box.job_id)
-                accepted = await self._means.producer.submit(self._submission(box.job_id, request))
+                accepted = await self._submit(job, again=queued)
+                if accepted is None:
+                    continue
+                queued = True
                 if accepted.status.terminal:
                     return await self._read(box.job_id)
             except (RedisAway, QueueFull, UnknownJob):
@@ -93,6 +103,21 @@ class Asker:
             answer = await _hear(box)
             if answer is not None:
                 return answer
+
+    async def _submit(self, job: Submission, *, again: bool) -> Accepted | None:
+        """The first time with others, however long the queue is full; later by itself. None: look at the batch first."""
+        if again:
+            return await self._means.producer.submit(replace(job, deadline_s=self._left_s()))
+        if job.queue not in self._groups:
+            self._groups[job.queue] = Group(self._means.producer, self._left_s)
+        return await self._groups[job.queue].submit(job)
+
+    def _left_s(self) -> float:
+        return max(0.01, self._ends_at - asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        for group in self._groups.values():
+            group.close()
 
     async def _withdraw(self, job_id: str) -> Answer:
         """Ends a job that nobody waits for any more, unless it has ended. Raises RedisAway."""
@@ -109,16 +134,18 @@ class Asker:
 
     def _submission(self, job_id: str, request: Request) -> Submission:
         spec = self._batch.spec
-        left_s = max(0.01, self._ends_at - asyncio.get_running_loop().time())
         return Submission(
             job_id,
             spec.service_class,
             spec.endpoint,
             request.body,
-            self._means.estimator.forecast(request.pool, request.document),
-            prefix=prefix_chain(request.document),
+            self._means.estimator.forecast(request.pool, request.document, tenant=spec.tenant),
+            prefix=prefix_chain(request.document, tenant=spec.tenant),
             tenant=spec.tenant,
-            deadline_s=left_s,
+            weight=self._tenant.weight,
+            tenant_cap=self._tenant.max_running,
+            choices=request_checks.choices(request.document),
+            deadline_s=self._left_s(),
             reply_to=self._means.hub.address(job_id),
             retain_s=RETAIN_S,
         )

@@ -53,6 +53,7 @@ class SliceRun:
         self._means = means
         self._batch = batch
         self._keeper = keeper
+        self._shards = means.config.shards
         self._asker = Asker(means, batch, keeper=keeper)
         self._written = Tally()  # behind the keeper's tally by the answers that wait for an earlier line
 
@@ -64,6 +65,7 @@ class SliceRun:
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
+            self._asker.close()
         units = await self._done()
         with contextlib.suppress(RedisAway):  # the records expire by themselves, only later
             await self._means.producer.forget(self._asker.job_ids)
@@ -119,7 +121,9 @@ class SliceRun:
     async def _begin(self, cut: Cut) -> AsyncIterator["asyncio.Task[Result]"]:
         """Raises UnknownFile if the input was deleted meanwhile."""
         spec, means = self._batch.spec, self._means
-        rules = LineRules(spec.endpoint, means.config, frozenset(await known_pools(means.pipe)))
+        rules = LineRules(
+            spec.endpoint, means.config, frozenset(await known_pools(means.pipe)), frozenset(spec.pools)
+        )
         repeats = frozenset(cut.duplicates)
         chunks = means.files.storage.read(file_path(spec.input_file_id), start=cut.start, end=cut.end)
         async for line in split_lines(chunks, start=cut.start, number=cut.first):
@@ -136,7 +140,7 @@ class SliceRun:
             job_id = line_job_id(self._batch.batch_id, line.number, pool="none")
             stopped = self._keeper.mode is Mode.CANCEL
             return Result(None) if stopped else Result(flawed(request, job_id))
-        job_id = line_job_id(self._batch.batch_id, line.number, pool=request.pool)
+        job_id = line_job_id(self._batch.batch_id, line.number, pool=request.pool, shards=self._shards)
         return self._judge(await self._asker.ask(job_id, request), request, job_id=job_id)
 
     def _judge(self, answer: Answer, request: Request, *, job_id: str) -> Result:

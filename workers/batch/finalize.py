@@ -27,7 +27,7 @@ async def finalize(means: Means, batch: BatchView, *, keeper: Keeper) -> list[st
 async def _join(means: Means, batch: BatchView, *, tokens: dict[int, int], kind: str) -> str:
     seed = hashlib.sha256(f"{batch.batch_id}:{kind}".encode()).digest()
     name = f"{batch.batch_id}_{'output' if kind == 'out' else 'error'}.jsonl"
-    new = NewFile(name, PURPOSE, derived_file_id(seed))
+    new = NewFile(name, PURPOSE, derived_file_id(seed), tenant=batch.spec.tenant)
     async with means.files.create(new) as writer:
         for number, token in tokens.items():
             path = part_path(batch.batch_id, number, token=token)

@@ -15,12 +15,16 @@ from broker import request_checks
 from broker.config import Config
 from broker.errors import InvalidJob
 from broker.job import derived_job_id
+from broker.placement import place
+from broker.shards import Shards
+from predictor.router import shared_router
 
 MAX_LINE_BYTES = 4 << 20
 MAX_CUSTOM_ID = 512
 BOM = b"\xef\xbb\xbf"
 # Answers are stored whole; the batch has a class of its own
 NOT_FOR_ENGINES = ("stream", "stream_options", "priority", "service_tier")
+UNSPLIT = Shards({})
 GONE_STATUS = 502  # of a failed job whose error names no HTTP status
 
 
@@ -102,6 +106,7 @@ class LineRules:
     endpoint: str
     config: Config
     pools: frozenset[str] = frozenset()  # those that workers have announced, beyond the configuration
+    only: frozenset[str] = frozenset()  # that the key may use with which the batch was made; none: all
 
     def check(self, line: Line, *, repeated: bool) -> Request | Flaw:
         """`repeated`: an earlier line has the same custom_id."""
@@ -137,30 +142,43 @@ class LineRules:
             request_checks.check(body, self.endpoint)
         except InvalidJob as error:
             return Flaw(error.code, f"line {number}: {error}", custom_id)
-        pool = self._pool(model)
+        pool = self._pool(model, body)
         if pool is None:
+            routes = {route.name for route in self.config.routes}
             names = ", ".join(
-                sorted({name for m in self.config.models for name in (m.pool, *m.aliases)} | self.pools)
+                sorted(
+                    {name for m in self.config.models for name in (m.pool, *m.aliases)} | self.pools | routes
+                )
             )
             message = f"the model {model[:80]!r} does not exist; use {names}"
             return Flaw("model_not_found", message, custom_id)
+        if self.only and pool not in self.only and model not in self.only:
+            return Flaw("insufficient_scope", f"the batch's API key may not use {model[:80]!r}", custom_id)
         wanted = {name: value for name, value in body.items() if name not in NOT_FOR_ENGINES}
         try:
             return Request(custom_id, pool, wanted, orjson.dumps(wanted))
         except orjson.JSONEncodeError:  # it reads what it would not write: more than 254 levels
             return Flaw("invalid_body", "body nests too deep", custom_id)
 
-    def _pool(self, model: str) -> str | None:
+    def _pool(self, model: str, body: dict[str, Any]) -> str | None:
+        """A route's choice is by the prompt alone, so that a line that is asked again goes where it went."""
+        route = self.config.route(model)
+        if route is not None:
+            if self.endpoint == request_checks.EMBEDDINGS:
+                return route.small
+            router = shared_router()
+            return place(router.rule(route), router.look(body)).pool
         found = self.config.find(model)
         if found is not None:
             return found.pool
         return model if model in self.pools else None
 
 
-def line_job_id(batch_id: str, number: int, *, pool: str) -> str:
-    """The job of a line: the same whenever the line is asked again."""
+def line_job_id(batch_id: str, number: int, *, pool: str, shards: Shards = UNSPLIT) -> str:
+    """The job of a line: the same whenever the line is asked again, for as long as the pool has as many shards."""
     digest = hashlib.sha256(f"{batch_id}:{number}".encode()).digest()
-    return derived_job_id(pool, seed=int.from_bytes(digest[:17]) >> 6)
+    queue = shards.pick(pool, int.from_bytes(digest[17:25]))
+    return derived_job_id(queue, seed=int.from_bytes(digest[:17]) >> 6)
 
 
 def answered(custom_id: str, job_id: str, *, answer: bytes) -> bytes | None:

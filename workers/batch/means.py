@@ -8,7 +8,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,11 +20,14 @@ from broker.config import Config
 from broker.connection import Pipe
 from broker.errors import RedisAway
 from broker.files import FileStore
+from broker.job import base32
 from broker.producer import Producer
 from broker.settings import Settings
 from broker.storage import Storage
 from broker.stream import ReplyHub
 from predictor.estimator import Estimator, SimpleEstimator
+from predictor.foresight import Foresight, learned_estimator
+from predictor.model_store import ModelStore
 
 log = logging.getLogger("headway.batch")
 T = TypeVar("T")
@@ -42,6 +47,7 @@ class Means:
     batches: BatchStore
     estimator: Estimator
     stopping: asyncio.Event
+    learning: "asyncio.Task[None] | None" = None  # keeps the estimator up to date
 
 
 async def open_means(settings: Settings, config: Config) -> Means:
@@ -55,17 +61,29 @@ async def open_means(settings: Settings, config: Config) -> Means:
         except RedisAway as error:
             log.warning("waiting for Redis: %s", error)
             await asyncio.sleep(RETRY_S)
+    estimator, learning = _estimator(settings, config, pipe=pipe)
     return Means(
         settings=settings,
         config=config,
         pipe=pipe,
         hub=hub,
-        producer=Producer(pipe, settings.order),
+        producer=Producer(pipe, settings.order, limits_of=config.limits_of(max_queued=settings.max_queued)),
         files=FileStore(pipe, Storage(settings.files_url), ttl_s=settings.batch_ttl_s),
         batches=BatchStore(pipe, ttl_s=settings.batch_ttl_s),
-        estimator=SimpleEstimator(),
+        estimator=estimator,
         stopping=asyncio.Event(),
+        learning=learning,
     )
+
+
+def _estimator(
+    settings: Settings, config: Config, *, pipe: Pipe
+) -> tuple[Estimator, "asyncio.Task[None] | None"]:
+    if settings.predictor == "simple":
+        return SimpleEstimator(), None
+    name = f"batch-{os.getpid()}-{base32(time.time_ns(), 8)}"
+    foresight = Foresight(pipe, learned_estimator(config), ModelStore(settings.home), name)
+    return foresight.estimator, asyncio.create_task(foresight.run())
 
 
 class LoopThread:

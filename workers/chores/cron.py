@@ -15,6 +15,11 @@ register = partial(cron.register, queue_name=QUEUE, result_ttl=0, failure_ttl=86
 
 # `ttl`: while no worker runs, runs that were missed do not pile up
 register(jobs.sweep_batches, interval=10, ttl=20, job_timeout=60, name="sweep")
+register(jobs.call_back, interval=5, ttl=10, job_timeout=60, name="callbacks")
 register(jobs.expire_files, interval=600, ttl=600, job_timeout=300, name="files")
 register(jobs.expire_batches, interval=600, ttl=600, job_timeout=300, name="batches")
+register(
+    jobs.retrain, interval=300, ttl=300, job_timeout=1800, name="retrain"
+)  # which looks whether it is time
+register(jobs.learn_floors, interval=300, ttl=300, job_timeout=60, name="floors")
 register(jobs.forget_pools, interval=600, ttl=600, job_timeout=60, name="pools")

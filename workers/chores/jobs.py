@@ -6,27 +6,37 @@ done is read from Redis.
 
 import asyncio
 import logging
+import tempfile
+import time
 from collections.abc import Callable, Coroutine
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import celery
 
-from broker import batches, files, fleet
+from broker import batches, feedback, files, fleet
 from broker.batch_record import folder, folders, message_for
 from broker.batches import BatchStore
 from broker.celery_options import celery_options
+from broker.config import load_config
 from broker.connection import Pipe
-from broker.errors import UnknownBatch
+from broker.errors import ConfigError, UnknownBatch
 from broker.files import file_path, server_time
 from broker.keys import BatchKeys, file_key
 from broker.settings import Settings, load_settings
 from broker.storage import Storage
+from predictor import own_traffic
+from predictor.floors import learn
+from predictor.model_store import ModelStore
+from predictor.retrain import NEW_OUTCOMES, run
+from workers.chores import callbacks
 
 log = logging.getLogger("headway.chores")
 MAX_SENT = 1000  # messages of one sweep
 PAGE = 200
 MAX_PAGES = 50
+MOST_RATED = 20_000  # answers that the floors are learned from
 ABANDONED_S = 86_400.0  # an upload that takes longer than a day was left by a process that died
 
 Message = tuple[str, tuple[str, ...]]
@@ -63,9 +73,31 @@ def expire_batches() -> int:
     return _run(_expire_batches)
 
 
+def retrain() -> int:
+    """Trains the predictor on what has been served, where it is time and there is enough new; 1: better models serve now."""
+    return _run(_retrain)
+
+
+def call_back() -> int:
+    """Tells the callback addresses of jobs that have ended. Returns how many took it."""
+    return _run(callbacks.call_back)
+
+
 def forget_pools() -> int:
     """Drops pools that nobody has used for long."""
     return _run(lambda _, pipe: fleet.forget_pools(pipe))
+
+
+def learn_floors() -> int:
+    """Has what callers said of answers move the floors of cascades and the thresholds of routes. Returns how many."""
+    return _run(_learn_floors)
+
+
+async def _learn_floors(settings: Settings, pipe: Pipe) -> int:
+    routes = load_config(settings).routes
+    learned = learn(await feedback.latest(pipe, MOST_RATED), routes) if routes else {}
+    await feedback.keep_floors(pipe, learned)
+    return len(learned)
 
 
 async def _sweep(settings: Settings, pipe: Pipe) -> int:
@@ -127,3 +159,25 @@ async def _expire_batches(settings: Settings, pipe: Pipe) -> int:
             await storage.delete(folder(batch_id))
             removed += 1
     return removed
+
+
+async def _retrain(settings: Settings, pipe: Pipe) -> int:
+    store = ModelStore(settings.home)
+    if not settings.retrain_s or time.time() - store.trained_at() < settings.retrain_s:
+        return 0
+    found = await own_traffic.collect(pipe, most=settings.learn_outcomes)
+    if sum(seen.at[0] > store.trained_to() for seen in found) < NEW_OUTCOMES:
+        return 0
+    with tempfile.TemporaryDirectory(prefix="headway-rows-") as folder:
+        path = Path(folder) / "rows.jsonl"
+        own_traffic.write_rows(path, found)
+        store.note_training(found[-1].at[0])
+        try:
+            verdict = await asyncio.to_thread(run, path, settings.home)
+        except ConfigError as error:
+            log.warning("the predictor was not trained: %s", error)
+            return 0
+    losses = f"{verdict.loss:g} tokens of loss against {verdict.serving_loss:g} of {verdict.serving}"
+    said = "serves now" if verdict.promoted else f"was refused: {verdict.reason}"
+    log.info("models %s %s (%s, on %d requests)", verdict.version, said, losses, verdict.requests)
+    return int(verdict.promoted)

@@ -105,6 +105,7 @@ def main() -> int:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("rq").setLevel(logging.WARNING)  # it reports every run
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it reports every address that is called
     serve(settings)
     return 0
 

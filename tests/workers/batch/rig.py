@@ -190,8 +190,8 @@ async def documents(means: Means, file_id: str) -> list[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def bench(settings: Settings) -> AsyncIterator[Bench]:
-    means = await open_means(settings, CONFIG)
+async def bench(settings: Settings, config: Config = CONFIG) -> AsyncIterator[Bench]:
+    means = await open_means(settings, config)
     made = Bench(means)
     try:
         yield made

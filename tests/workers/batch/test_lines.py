@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config import Config, ModelConfig
-from broker.job import pool_of
+from broker.job import pool_of, queue_of
 from broker.request_checks import CHAT
-from workers.batch.lines import MAX_LINE_BYTES, Flaw, Line, LineRules, line_job_id, split_lines
+from broker.shards import Shards, queues_of
+from workers.batch.lines import MAX_LINE_BYTES, Flaw, Line, LineRules, Request, line_job_id, split_lines
 
 CONFIG = Config(models=(ModelConfig(pool="small"),))
 
@@ -74,9 +75,30 @@ def test_a_bad_body_is_refused_in_the_words_of_the_live_api(
     assert flaw == Flaw(code, f"line 1: {message}", "a")
 
 
+@pytest.mark.parametrize(("share", "pool"), [(0.0, "small"), (1.0, "large")])
+def test_a_route_sends_a_line_where_its_target_says(share: float, pool: str) -> None:
+    route = {"name": "auto", "small": "small", "large": "large", "target": {"share_large": share}}
+    models = [{"pool": "small"}, {"pool": "large"}]
+    config = Config.model_validate({"models": models, "routes": [route]})
+    body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}
+    data = orjson.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
+    request = LineRules(CHAT, config).check(Line(1, 0, len(data), data), repeated=False)
+    assert isinstance(request, Request)
+    assert request.pool == pool
+
+
 def test_a_line_has_the_same_job_whenever_it_is_asked_again() -> None:
     first = line_job_id("batch_a", 1, pool="small")
     assert first == line_job_id("batch_a", 1, pool="small")
     assert pool_of(first) == "small"
     ids = {line_job_id(batch, n, pool="small") for batch in ("batch_a", "batch_b") for n in range(1000)}
     assert len(ids) == 2000
+
+
+def test_lines_spread_over_the_shards_of_their_pool_and_stay_there() -> None:
+    shards = Shards({"hot": 4})
+    ids = [line_job_id("batch_a", number, pool="hot", shards=shards) for number in range(400)]
+    assert ids == [line_job_id("batch_a", number, pool="hot", shards=shards) for number in range(400)]
+    queues = [queue_of(job_id) for job_id in ids]
+    assert all(80 < queues.count(queue) < 120 for queue in queues_of("hot", 4))
+    assert {pool_of(job_id) for job_id in ids} == {"hot"}

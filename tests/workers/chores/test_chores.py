@@ -11,11 +11,13 @@ from rq import Queue
 from rq.cron import CronScheduler
 from rq.serializers import JSONSerializer
 
+from broker import feedback
 from broker.batch_record import BatchSpec
 from broker.batch_scripts import PLAN
 from broker.batches import BatchStore
 from broker.connection import Pipe
 from broker.files import FileQuery, FileStore, NewFile
+from broker.keys import FEEDBACK, FLOORS
 from broker.settings import Settings
 from broker.storage import Storage
 from workers.chores import cron, jobs
@@ -115,7 +117,7 @@ async def test_the_schedule_writes_json(redis_url: str, settings: Settings) -> N
         with redis.Redis.from_url(redis_url) as connection:
             scheduler = CronScheduler(connection)
             scheduler.load_config_from_file(cron.__name__)
-            assert len(scheduler.enqueue_jobs()) == 4
+            assert len(scheduler.enqueue_jobs()) == 7
             queue = Queue(cron.QUEUE, connection=connection, serializer=JSONSerializer)
             names = [job.func_name or "" for job in queue.jobs]
             queue.delete(delete_jobs=True)
@@ -124,5 +126,46 @@ async def test_the_schedule_writes_json(redis_url: str, settings: Settings) -> N
     names = await asyncio.to_thread(queued)
     assert sorted(names) == [
         f"workers.chores.jobs.{n}"
-        for n in ("expire_batches", "expire_files", "forget_pools", "sweep_batches")
+        for n in (
+            "call_back",
+            "expire_batches",
+            "expire_files",
+            "forget_pools",
+            "learn_floors",
+            "retrain",
+            "sweep_batches",
+        )
     ]
+
+
+async def test_what_callers_said_of_answers_moves_the_floor_of_their_kind(
+    settings: Settings, pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "headway.yaml"
+    file.write_text(
+        "models: [{pool: s}, {pool: l}]\nroutes: [{name: auto, small: s, large: l, cascade: true}]\n", "utf-8"
+    )
+    named = settings.model_copy(update={"config": file})
+    monkeypatch.setattr(jobs, "_settings", lambda: named)
+    for n in range(60):
+        good, confidence = int(n % 2 == 0), "0.9" if n % 2 == 0 else "0.5"
+        words = (
+            "route",
+            "auto",
+            "kind",
+            "fact",
+            "p",
+            "0.8",
+            "pool",
+            "s",
+            "good",
+            good,
+            "why",
+            "",
+            "conf",
+            confidence,
+        )
+        await pipe.command("XADD", FEEDBACK, "*", *words)
+    assert await run(jobs.learn_floors) == 1
+    assert await feedback.floors(pipe) == {"auto fact": 0.9}
+    assert await pipe.command("PTTL", FLOORS) > 0
