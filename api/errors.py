@@ -29,6 +29,7 @@ from broker.errors import (
     UnknownFile,
     UnknownJob,
     UnknownPool,
+    UnknownWorker,
 )
 from broker.job import Status
 from broker.stream import Message
@@ -77,6 +78,11 @@ def invalid(message: str, *, param: str | None = None, code: str | None = "inval
     return ApiError(400, message, code=code, param=param)
 
 
+def forbidden(message: str, *, param: str | None = None) -> ApiError:
+    """403: the key is known, but not for this."""
+    return ApiError(403, message, code="insufficient_scope", param=param)
+
+
 def deadline_passed(deadline_s: float) -> ApiError:
     return ApiError(504, f"no answer within the deadline of {deadline_s:g} s", code="deadline_exceeded")
 
@@ -90,9 +96,23 @@ def no_worker(pool: str) -> ApiError:
     return ApiError(503, message, code="no_worker").retry_after(5)
 
 
+def too_late(begin_s: float, deadline_s: float, *, service_class: str) -> ApiError:
+    """Behind what waits already it would not begin in time: said at once, not by a 504 later."""
+    message = f"a {service_class} job would begin in about {begin_s:.0f} s now, behind its deadline of {deadline_s:g} s"
+    error = ApiError(429, message, code="deadline_unreachable")
+    error.kind = "rate_limit_error"
+    return error
+
+
+def pool_draining(pool: str) -> ApiError:
+    message = f"the pool {pool!r} is being drained and takes no new requests (POST /v1/fleet/{pool}/resume ends that)"
+    return ApiError(503, message, code="pool_draining").retry_after(30)
+
+
 STATUSES: tuple[tuple[type[BrokerError], int, str], ...] = (
     (UnknownJob, 404, "job_not_found"),
     (UnknownPool, 404, "model_not_found"),
+    (UnknownWorker, 404, "worker_not_found"),
     (UnknownFile, 404, "file_not_found"),
     (UnknownBatch, 404, "batch_not_found"),
     (BatchEnded, 409, "batch_ended"),

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 
 import orjson
 
+from api.admission import check_served, is_there
 from api.errors import ApiError, invalid
 from api.services import Services
-from api.submit import Asked, attached_submission, find_room
+from api.submit import Asked, attached_submission, fresh_id
 from broker import idempotency
-from broker.errors import UnknownJob
-from broker.job import Submission, new_job_id
+from broker.job import Submission
 
 HEADER = "Idempotency-Key"
 MAX_CHARS = 255
-TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The job that a key stands for. `first`: nobody has used the key before."""
 
+    tenant: str
     key: str
     job_id: str
     first: bool
@@ -51,22 +51,14 @@ def reused(thing: str) -> ApiError:
 
 
 async def keyed_job(services: Services, asked: Asked, *, key: str) -> Submission:
-    """A submission that connections wait for, one after the other. Raises as `claim` and `find_room`."""
+    """A submission that connections wait for, one after the other. Raises as `claim`; ApiError if nobody serves the pool."""
     retain_s = services.settings.replay_ttl_s
     claimed = await claim(services, asked, key=key, metadata=None, retain_s=retain_s)
-    if claimed.first or not await _is_there(services, claimed.job_id):
-        await find_room(services, asked.pool, attached=True)
+    if claimed.first or not await is_there(services, claimed.job_id):
+        await check_served(services, asked.pool, wish=asked.fallback)
         await prolong(services, claimed)
     job = attached_submission(services, asked, job_id=claimed.job_id)
     return replace(job, reply_to="", retain_s=retain_s)
-
-
-async def _is_there(services: Services, job_id: str) -> bool:
-    try:
-        await services.producer.get(job_id, with_result=False)
-    except UnknownJob:
-        return False
-    return True
 
 
 async def claim(
@@ -77,18 +69,19 @@ async def claim(
     Raises ApiError if the key stands for another request; RedisAway.
     """
     ttl_s = asked.deadline_s + retain_s
-    wanted = new_job_id(asked.pool)
+    wanted = fresh_id(services, asked)
     meant = f" {_digest(asked, metadata)}".encode()
-    bound = await idempotency.bind(services.pipe, TENANT, key=key, value=wanted.encode() + meant, ttl_s=ttl_s)
+    tenant = asked.tenant.name
+    bound = await idempotency.bind(services.pipe, tenant, key=key, value=wanted.encode() + meant, ttl_s=ttl_s)
     if not bound.endswith(meant):
         raise reused("request")
     job_id = bound.removesuffix(meant).decode()
-    return Claim(key, job_id, job_id == wanted, ttl_s)
+    return Claim(tenant, key, job_id, job_id == wanted, ttl_s)
 
 
 async def prolong(services: Services, claimed: Claim) -> None:
     """For a job that is queued only now, though its key is older."""
-    await idempotency.keep(services.pipe, TENANT, key=claimed.key, ttl_s=claimed.ttl_s)
+    await idempotency.keep(services.pipe, claimed.tenant, key=claimed.key, ttl_s=claimed.ttl_s)
 
 
 def _digest(asked: Asked, metadata: dict[str, str] | None) -> str:

@@ -8,20 +8,24 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from starlette.types import Receive
 
-from api import body, documents, idempotency
-from api.errors import invalid
+from api import admission, body, documents, idempotency, metering
+from api.errors import ApiError, invalid
+from api.rendering import Headers
+from api.routing import Request
 from api.services import Services
 from api.sse import attended
 from api.submit import (
     OWN_FIELDS,
     Asked,
     Wishes,
-    find_room,
+    choose,
+    class_of,
+    divert,
+    fresh_id,
     parse_class,
     parse_deadline,
     parse_priority,
@@ -29,8 +33,10 @@ from api.submit import (
     plain_submission,
 )
 from broker import request_checks
-from broker.errors import RedisAway, UnknownJob
-from broker.job import Accepted, JobView, ServiceClass, Status, Submission, new_job_id
+from broker.callbacks import check_url
+from broker.ends import Who, noted
+from broker.errors import QueueFull, RedisAway, UnknownJob
+from broker.job import Accepted, Ahead, JobView, ServiceClass, Status, Submission
 from broker.policy import DAY_S
 from broker.stream import Mailbox
 
@@ -49,6 +55,7 @@ class JobAsked:
 
     asked: Asked
     metadata: dict[str, str]
+    callback_url: str = ""
 
 
 async def understand(services: Services, raw: bytes, *, wishes: Wishes) -> JobAsked:
@@ -58,24 +65,32 @@ async def understand(services: Services, raw: bytes, *, wishes: Wishes) -> JobAs
     model = request_checks.model_name(document)
     endpoint = _endpoint(document)
     request_checks.check(document, endpoint)
-    _check_callback(document.get("callback_url"))
+    callback_url = document.get("callback_url")
+    if callback_url is not None:
+        check_url(callback_url, private=services.settings.callbacks_to_private)
     service_class = _class(document, wishes)
     engine_document = {name: value for name, value in document.items() if name not in JOB_FIELDS}
     deadline_s = document.get("deadline_s")
     if deadline_s is not None:
         deadline_s = parse_deadline(deadline_s, param="deadline_s")
+    choice = await choose(
+        services, model, request=Request(endpoint, engine_document, wishes.tenant.name, service_class)
+    )
     asked = Asked(
         endpoint=endpoint,
         model=model,
-        pool=await services.fleet.resolve(model),
+        pool=choice.placed.pool if choice else await services.fleet.resolve(model),
         service_class=service_class,
         priority=parse_priority(document.get("priority")),
         deadline_s=deadline_s or wishes.deadline_s or DAY_S,
         stream=_streams(document, endpoint=endpoint),
         document=engine_document,
         body=orjson.dumps(engine_document),
+        tenant=wishes.tenant,
+        choice=choice,
     )
-    return JobAsked(asked, _metadata(document.get("metadata")))
+    asked = await divert(services, asked, wishes=wishes)
+    return JobAsked(asked, _metadata(document.get("metadata")), callback_url or "")
 
 
 def _check_names(document: dict[str, Any]) -> None:
@@ -99,13 +114,13 @@ def _endpoint(document: dict[str, Any]) -> str:
 
 
 def _class(document: dict[str, Any], wishes: Wishes) -> ServiceClass:
-    """The body's `class` first, then the header, then `service_tier`."""
+    """The body's `class` first, then the header, then `service_tier`, then the tenant's default."""
     tier = parse_tier(document.get("service_tier"))
     if document.get("class") is not None:
         return parse_class(document["class"], param="class")
     if wishes.service_class is not None:
         return wishes.service_class
-    return DEFAULT_CLASS if tier is None else tier
+    return class_of(tier, wishes.tenant, otherwise=DEFAULT_CLASS)
 
 
 def _streams(document: dict[str, Any], *, endpoint: str) -> bool:
@@ -113,18 +128,6 @@ def _streams(document: dict[str, Any], *, endpoint: str) -> bool:
     if endpoint == request_checks.EMBEDDINGS:
         return False
     return document.get("stream") is not False
-
-
-def _check_callback(url: Any) -> None:
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url) if isinstance(url, str) else None
-    except ValueError:
-        parts = None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
-        raise invalid("callback_url must be an http:// or https:// address", param="callback_url")
-    raise invalid("callback_url: webhooks are not available yet", param="callback_url", code="unsupported")
 
 
 def _metadata(value: Any) -> dict[str, str]:
@@ -141,16 +144,18 @@ def _metadata(value: Any) -> dict[str, str]:
     return value
 
 
-async def submit(services: Services, job_asked: JobAsked, *, key: str = "") -> dict[str, Any]:
+async def submit(
+    services: Services, job_asked: JobAsked, *, key: str = "", told: Headers | None = None
+) -> dict[str, Any]:
     """Queues the job; its document. Under an idempotency key that was used before: the job that there is.
 
-    Raises QueueFull, RedisAway; ApiError if the key was used for another request.
+    `told`: what is to be said about limits is added to it. Raises QueueFull, RedisAway; ApiError if the key was used for another request.
     """
     asked = job_asked.asked
     if not key:
-        job_id = new_job_id(asked.pool)
+        job_id = fresh_id(services, asked)
         try:
-            return await _queue(services, job_asked, job_id=job_id)
+            return await _queue(services, job_asked, job_id=job_id, told=told)
         except RedisAway:
             # it may be queued, and nobody can ask for it again: it must not run for nobody
             services.abandon(job_id)
@@ -159,29 +164,40 @@ async def submit(services: Services, job_asked: JobAsked, *, key: str = "") -> d
         services,
         asked,
         key=key,
-        metadata=job_asked.metadata,
+        metadata=job_asked.metadata
+        | ({"\0callback_url": job_asked.callback_url} if job_asked.callback_url else {}),
         retain_s=services.settings.result_ttl_s,
     )
     if claimed.first:
-        return await _queue(services, job_asked, job_id=claimed.job_id)
+        return await _queue(services, job_asked, job_id=claimed.job_id, told=told)
     try:
         return await describe(services, await services.producer.get(claimed.job_id))
     except UnknownJob:  # whoever used the key first did not get to queue it
-        document = await _queue(services, job_asked, job_id=claimed.job_id)
+        document = await _queue(services, job_asked, job_id=claimed.job_id, told=told)
         await idempotency.prolong(services, claimed)
         return document
 
 
-async def _queue(services: Services, job_asked: JobAsked, *, job_id: str) -> dict[str, Any]:
+async def _queue(
+    services: Services, job_asked: JobAsked, *, job_id: str, told: Headers | None
+) -> dict[str, Any]:
     asked = job_asked.asked
-    room = await find_room(services, asked.pool, attached=False)
-    job = submission(services, job_asked, job_id=job_id)
-    accepted = await services.producer.submit(job, durable=True)
+    job = metering.noted(submission(services, job_asked, job_id=job_id), asked.tenant)
+    meter = await admission.metered(services, job, tenant=asked.tenant)
+    if meter and told is not None:
+        told += meter.headers
+    try:
+        accepted = await admission.enqueue(services, job, durable=True)
+    except (ApiError, QueueFull):
+        if meter:
+            services.spawn(meter.settle())
+        raise
     if not accepted.created:
         return await describe(services, await services.producer.get(job_id))
     if job.hold_s:
         services.celery_send(FEED_TASK, job.job_id)
-    return _accepted_document(job, accepted, start_s=documents.start_s(room.view, accepted.position)) | {
+    start_s = await _start_s(services, job.pool, ahead=accepted.ahead)
+    return _accepted_document(job, accepted, start_s=start_s) | {
         "model": asked.model,
         "metadata": job_asked.metadata,
     }
@@ -192,13 +208,16 @@ def submission(services: Services, job_asked: JobAsked, *, job_id: str) -> Submi
     kept: dict[str, Any] = {"metadata": job_asked.metadata} if job_asked.metadata else {}
     if asked.model != asked.pool:
         kept["model"] = asked.model
-    return replace(
+    if job_asked.callback_url:
+        kept["callback"] = {"url": job_asked.callback_url, "id": job_id}
+    job = replace(
         plain_submission(services, asked, job_id=job_id),
         retain_s=services.settings.result_ttl_s,
         hold_s=HOLD_S if asked.service_class >= ServiceClass.P2 else 0.0,
         listed=True,
         metadata=orjson.dumps(kept) if kept else b"",
     )
+    return noted(job, Who.CALLBACK) if job_asked.callback_url else job
 
 
 def _accepted_document(job: Submission, accepted: Accepted, *, start_s: float | None) -> dict[str, Any]:
@@ -216,6 +235,7 @@ def _accepted_document(job: Submission, accepted: Accepted, *, start_s: float | 
             "run_s": round(job.forecast.run_s, 3),
             "output_tokens": job.forecast.output_tokens,
         },
+        **documents.marks(job.route),
     }
 
 
@@ -223,19 +243,21 @@ async def describe(services: Services, job: JobView) -> dict[str, Any]:
     """The full document, with its place in the queue and its history where there is one."""
     extra: dict[str, Any] = {}
     if job.status is Status.QUEUED:
-        place = await services.producer.position(job)
-        room = await services.fleet.look(job.pool)
-        extra["position"] = place
-        extra["predicted"] = documents.predicted(job, documents.start_s(room.view, place))
+        ahead = await services.producer.ahead(job.job_id)
+        extra["position"] = None if ahead is None else ahead.jobs
+        extra["predicted"] = documents.predicted(job, await _start_s(services, job.pool, ahead=ahead))
     if job.errors or job.deaths:
         history = await services.producer.history(job.job_id)
-        extra["attempts"] = {
-            "count": job.attempts,
-            "errors": job.errors,
-            "deaths": job.deaths,
-            "history": [documents.parsed(entry) for entry in history],
+        extra["attempts"] = documents.attempts(job) | {
+            "history": [documents.parsed(entry) for entry in history]
         }
     return documents.job_document(job, extra=extra)
+
+
+async def _start_s(services: Services, pool: str, *, ahead: Ahead | None) -> float | None:
+    """Seconds until a job is predicted to start that has so much before it. Raises RedisAway."""
+    room = await services.fleet.look(pool)
+    return room.start_s(ahead, queues=len(services.fleet.shards.queues(pool)))
 
 
 async def wait_for_end(services: Services, job_id: str, *, wait_s: float, receive: Receive) -> JobView:
@@ -245,20 +267,24 @@ async def wait_for_end(services: Services, job_id: str, *, wait_s: float, receiv
         return job
     async with services.hub.watch(job_id) as box:
         with attended(receive, box):
-            return await _until_ended(services, box, wait_s=wait_s)
+            await _until_ended(services, box, wait_s=wait_s)
+    return await services.producer.get(job_id)
 
 
-async def _until_ended(services: Services, box: Mailbox, *, wait_s: float) -> JobView:
+async def _until_ended(services: Services, box: Mailbox, *, wait_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             while not await _told_end(services, box):
                 pass
-    return await services.producer.get(box.job_id)
 
 
 async def _told_end(services: Services, box: Mailbox) -> bool:
     """Whether the next message is the job's end, or there may have been one that was missed."""
     message = await box.get()
-    if message is not None:
+    if message is not None and message.status is not Status.ESCALATED:
         return message.kind == "done"
-    return (await services.producer.get(box.job_id, with_result=False)).status.terminal
+    job = await services.producer.get(box.job_id, with_result=False)
+    if job.job_id != box.job_id:  # another job has taken its place: the end is that one's
+        box.move_to(job.job_id, job.why)
+        return False
+    return job.status.terminal

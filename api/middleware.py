@@ -4,14 +4,15 @@ Starlette's BaseHTTPMiddleware would hide disconnects and break streams, so this
 the body's bytes on their way.
 """
 
-import hmac
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError
+from api.keyring import Keyring
 from broker.settings import Settings
+from broker.tenants import Tenant
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/favicon.ico"})
+TENANT = "headway.tenant"  # in the scope of every request that came in
 FILES = "/v1/files"  # counts its bytes itself, while it writes them to disk
 BEARER = b"bearer "
 
@@ -19,9 +20,9 @@ BEARER = b"bearer "
 class Gate:
     """Refuses before anything is read or parsed."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, *, keyring: Keyring) -> None:
         self.app = app
-        self._keys = tuple(key.get_secret_value().encode() for key in settings.api_keys)
+        self._keyring = keyring
         self._max_bytes = settings.max_body_bytes
         self._max_requests = settings.max_connections
         self._requests = 0
@@ -49,20 +50,21 @@ class Gate:
                 length = value
             elif name == b"authorization":
                 authorization = value
+        scope[TENANT] = self._keyring.anybody
         path: str = scope["path"]
         if path not in OPEN_PATHS:
             if self._requests >= self._max_requests:
                 raise ApiError(503, "too many requests at a time here", code="overloaded").retry_after(1)
-            if self._keys:
-                self._check_key(authorization)
+            if not self._keyring.is_open:
+                scope[TENANT] = self._tenant(authorization)
         if path == FILES:
             return False
         if length.isdigit() and int(length) > self._max_bytes:
             raise too_large(self._max_bytes)
         return not length and scope["method"] not in ("GET", "HEAD", "DELETE")
 
-    def _check_key(self, authorization: bytes) -> None:
-        """Compares with every key, each in constant time. Raises ApiError."""
+    def _tenant(self, authorization: bytes) -> Tenant:
+        """Whose key it is. Raises ApiError."""
         given = (
             authorization[len(BEARER) :].strip() if authorization[: len(BEARER)].lower() == BEARER else b""
         )
@@ -70,8 +72,8 @@ class Gate:
             error = ApiError(
                 401, "an API key is needed: send `Authorization: Bearer <key>`", code="missing_api_key"
             )
-        elif sum(hmac.compare_digest(given, key) for key in self._keys):
-            return
+        elif (tenant := self._keyring.find(given)) is not None:
+            return tenant
         else:
             error = ApiError(401, "this API key is not known here", code="invalid_api_key")
         error.headers["www-authenticate"] = "Bearer"

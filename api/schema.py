@@ -69,6 +69,7 @@ IDEMPOTENCY: Schema = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 255},
     "description": "equal keys with equal requests are one job, whose answer a repeat gets; with another request: 409",
 }
+FEEDBACK_BODY: Schema = {"requestBody": json_body({"rating": {"enum": ["good", "bad"]}}, required=["rating"])}
 JOB_BODY: Schema = {
     "parameters": [*HEADERS, IDEMPOTENCY],
     "requestBody": json_body(
@@ -83,6 +84,11 @@ JOB_BODY: Schema = {
             "class": {"enum": ["P0", "P1", "P2", "P3"], "default": "P2"},
             "deadline_s": {"type": "number", "exclusiveMinimum": 0, "default": 86_400},
             "metadata": {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": 16},
+            "callback_url": {
+                "type": "string",
+                "format": "uri",
+                "description": "is told when the job has ended",
+            },
         },
         ["model"],
     ),

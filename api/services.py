@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,16 +14,29 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from api.keyring import Keyring
+from api.live import Live
+from api.metering import Metering
+from api.outages import Diversion
+from api.routing import Chooser
 from api.snapshots import FleetCache
+from broker.api_keys import KeyStore
 from broker.celery_options import celery_options
 from broker.config import Config
 from broker.connection import Pipe, check_servers
 from broker.errors import BrokerError, RedisAway
+from broker.heirs import Heirs
+from broker.job import base32
+from broker.policy import Asking
 from broker.producer import Producer
 from broker.reaper import reap_forever
+from broker.rescue import Rescuer
 from broker.settings import Settings
 from broker.stream import ReplyHub
 from predictor.estimator import Estimator, SimpleEstimator
+from predictor.foresight import Foresight, learned_estimator
+from predictor.model_store import ModelStore
+from predictor.router import Router
 
 log = logging.getLogger("headway.api")
 ABANDON_PATIENCE_S = 120.0
@@ -29,19 +44,31 @@ ABANDON_RETRY_S = 0.5
 FAREWELL_S = 3.0  # for cancellations that are on their way when the process stops
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Services:
     """One per process, one event loop. `celery_send(task name, ids…)` returns an awaitable that need not be awaited."""
 
     settings: Settings
-    config: Config
+    live: Live
     pipe: Pipe
     hub: ReplyHub
     producer: Producer
     estimator: Estimator
     fleet: FleetCache
+    chooser: Chooser
+    foresight: Foresight
     celery_send: Callable[..., "asyncio.Future[None]"]
+    metering: Metering
     errands: set["asyncio.Task[None]"] = field(default_factory=set)
+    diversion: Diversion = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.diversion = Diversion(self.fleet)
+
+    @property
+    def config(self) -> Config:
+        """As it is now: it may have been read again."""
+        return self.live.config
 
     def abandon(self, job_id: str) -> None:
         """Cancels a job whose caller has gone; goes on if the caller's own task is cancelled."""
@@ -95,9 +122,12 @@ class CelerySender:
 
 
 @contextlib.asynccontextmanager
-async def open_services(settings: Settings, config: Config) -> AsyncIterator[Services]:
-    """Raises RedisAway or RedisUnsuitable if the server is not there or not fit to hold a queue."""
+async def open_services(
+    settings: Settings, config: Config, *, keyring: Keyring | None = None, watch_file: bool = False
+) -> AsyncIterator[Services]:
+    """`watch_file`: whether `headway.yaml` is read again when it changes. Raises RedisAway or RedisUnsuitable if the server is not there or not fit to hold a queue."""
     await check_servers(settings.redis_url, timeout_s=settings.redis_timeout_s)
+    keyring = keyring or Keyring(settings, config)
     async with contextlib.AsyncExitStack() as stack:
         pipe = Pipe(settings.redis_url, timeout_s=settings.redis_timeout_s)
         stack.push_async_callback(pipe.close)
@@ -106,23 +136,66 @@ async def open_services(settings: Settings, config: Config) -> AsyncIterator[Ser
         await hub.start()
         sender = CelerySender(settings.celery_url)
         stack.callback(sender.close)
+        fleet = FleetCache(pipe, config)
+        live = Live(settings, config, keyring=keyring, fleet=fleet)
+        await live.learn_keys(KeyStore(pipe))
+        foresight = Foresight(
+            pipe,
+            learned_estimator(config),
+            store=ModelStore(settings.home),
+            name=f"api-{os.getpid()}-{base32(time.time_ns(), 8)}",
+        )
         services = Services(
             settings=settings,
-            config=config,
+            live=live,
             pipe=pipe,
             hub=hub,
-            producer=Producer(pipe, settings.order),
-            estimator=SimpleEstimator(),
-            fleet=FleetCache(pipe, config),
+            producer=Producer(pipe, settings.order, limits_of=live.queue_limits),
+            estimator=foresight.estimator if settings.predictor == "learned" else SimpleEstimator(),
+            fleet=fleet,
+            chooser=Chooser(pipe, fleet, router=Router()),
+            foresight=foresight,
             celery_send=sender,
+            metering=Metering(pipe, is_open=settings.limits_without_redis == "open"),
         )
-        reaper = asyncio.create_task(reap_forever(pipe, services.fleet.seen_pools, limits=settings.limits))
-        stack.push_async_callback(_stop, services, reaper)
+        tasks = [asyncio.create_task(loop) for loop in _loops(services, watch_file=watch_file)]
+        stack.push_async_callback(_stop, services, tasks)
         yield services
 
 
-async def _stop(services: Services, reaper: "asyncio.Task[None]") -> None:
-    reaper.cancel()
-    await asyncio.gather(reaper, return_exceptions=True)
+def _loops(services: Services, *, watch_file: bool) -> list[Coroutine[Any, Any, None]]:
+    """What the process does besides answering."""
+    pipe, queues, live = services.pipe, services.fleet.seen_queues, services.live
+    loops = [
+        reap_forever(pipe, queues, limits=services.settings.limits),
+        services.metering.settle_ends(queues, wanted=lambda: live.keyring.limits_anybody),
+        live.run(KeyStore(pipe), watch_file=watch_file),
+        services.diversion.run(_rescuer(services)),
+    ]
+    if services.settings.predictor == "learned":
+        loops.append(services.foresight.run())
+    return loops
+
+
+def _rescuer(services: Services) -> Rescuer:
+    """Brings jobs to other pools. They were accepted once: no limit refuses them."""
+    settings, live = services.settings, services.live
+    heirs = Heirs(
+        services.pipe, Producer(services.pipe, settings.order), forecast=services.estimator.forecast
+    )
+    asking = Asking(f"rescue-{os.getpid()}-{base32(time.time_ns(), 8)}", settings.lease_s, settings.aging)
+    return Rescuer(
+        services.pipe,
+        settings.redis_url,
+        heirs=heirs,
+        asking=asking,
+        weight_of=lambda name: live.config.tenant(name).weight,
+    )
+
+
+async def _stop(services: Services, tasks: Sequence["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     if services.errands:
         await asyncio.wait(services.errands, timeout=FAREWELL_S)

@@ -4,25 +4,29 @@ Used by the OpenAI routes (a connection waits for the answer) and by `/v1/jobs` 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from starlette.types import Scope
 
 from api import body
-from api.errors import ApiError, invalid, no_worker
+from api.admission import check_served
+from api.errors import ApiError, forbidden, invalid
+from api.middleware import TENANT
 from api.rendering import Headers
+from api.routing import Choice, Request
 from api.services import Services
-from api.snapshots import Snapshot
 from broker import request_checks
-from broker.errors import InvalidJob, QueueFull
-from broker.job import MAX_PRIORITY, ServiceClass, Submission, new_job_id
-from predictor.prefix import prefix_chain
+from broker.errors import InvalidJob
+from broker.job import MAX_PRIORITY, SHARD_MARK, ServiceClass, Submission, heir_id, new_job_id
+from broker.placement import degraded_from
+from broker.rescue import degraded_text
+from broker.tenants import ANYBODY, DEGRADE, FALLBACKS, Tenant
+from predictor.prefix import conversation_key, prefix_chain
 
 MAX_DEADLINE_S = 7 * 86_400.0
-MAX_RETRY_AFTER_S = 300.0
-ROOM_AFTER = 0.95  # a refused caller comes back when the queue is down to this share of its limit
 ATTACHED_RETAIN_S = 60.0  # an answer that was delivered whole is kept for late lookers only
 TIERS = {
     "priority": ServiceClass.P0,
@@ -30,21 +34,25 @@ TIERS = {
     "auto": ServiceClass.P0,
     "flex": ServiceClass.P2,
 }
+JOB_HEADER = b"x-headway-job"
 OWN_FIELDS = ("priority", "service_tier")  # Headway's, not the engine's
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a caller asks of the queue by header."""
+    """What a caller asks of the queue by header, and who it is."""
 
     service_class: ServiceClass | None = None
     deadline_s: float | None = None
+    tenant: Tenant = ANYBODY
+    fallback: str = ""  # while nobody serves the pool; "": as its tenant says
+    resets: bool = False  # an answer that has begun may begin anew
 
     @classmethod
-    def read(cls, headers: Iterable[tuple[bytes, bytes]]) -> "Wishes":
+    def read(cls, scope: Scope) -> "Wishes":
         """Raises InvalidJob, ApiError."""
-        service_class, deadline_s = None, None
-        for name, value in headers:
+        service_class, deadline_s, fallback, resets = None, None, "", False
+        for name, value in scope["headers"]:
             if not name.startswith(b"x-headway-"):
                 continue
             text = value.decode("latin-1")
@@ -52,7 +60,11 @@ class Wishes:
                 service_class = parse_class(text, param="X-Headway-Class")
             elif name == b"x-headway-deadline":
                 deadline_s = parse_deadline(text, param="X-Headway-Deadline")
-        return cls(service_class, deadline_s)
+            elif name == b"x-headway-fallback":
+                fallback = one_of(FALLBACKS, text, param="X-Headway-Fallback")
+            elif name == b"x-headway-retry":
+                resets = bool(one_of(("reset",), text, param="X-Headway-Retry"))
+        return cls(service_class, deadline_s, scope[TENANT], fallback, resets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,43 @@ class Asked:
     stream: bool
     document: dict[str, Any]
     body: bytes
+    tenant: Tenant = ANYBODY
+    choice: Choice | None = None  # of a route
+    degraded: str = ""  # the pool that it was meant for
+    fallback: str = ""  # what it does if nobody serves its pool; "": the pool has no fallback
+    resets: bool = False  # an answer that has begun may begin anew
+
+    def __post_init__(self) -> None:
+        """Raises ApiError for what the caller's key may not be used for."""
+        check_class(self.tenant, self.service_class)
+        may = self.tenant.access.pools
+        pools = {self.degraded or self.pool} | (
+            {self.choice.heir} if self.choice and self.choice.heir else set()
+        )
+        if may and self.model not in may and not pools <= may:
+            raise forbidden(f"this API key may not use the model {self.model[:80]!r}", param="model")
+
+
+def check_class(tenant: Tenant, service_class: ServiceClass) -> None:
+    """Raises ApiError."""
+    if tenant.access.classes and service_class not in tenant.access.classes:
+        raise forbidden(f"this API key may not use the class {service_class.name}", param="class")
+
+
+async def divert(services: Services, asked: Asked, *, wishes: Wishes) -> Asked:
+    """To the fallback of a pool that is out. Raises ApiError if the caller would rather have that; RedisAway."""
+    if asked.endpoint == request_checks.EMBEDDINGS:  # vectors of two models cannot be compared
+        return asked
+    wanted, routed = wishes.fallback or asked.tenant.fallback, asked.choice is not None
+    detour = await services.diversion.of(asked.pool, wanted=wanted, routed=routed)
+    return replace(asked, pool=detour.pool, degraded=detour.degraded, fallback=detour.fallback)
+
+
+def one_of(words: Sequence[str], text: str, *, param: str) -> str:
+    """Raises ApiError."""
+    if text not in words:
+        raise invalid(f"{param} must be {' or '.join(words)}", param=param)
+    return text
 
 
 def parse_class(value: Any, *, param: str) -> ServiceClass:
@@ -124,59 +173,86 @@ async def understand(services: Services, endpoint: str, *, raw: bytes, wishes: W
         service_class = tier if service_class is None else service_class
         document = {name: value for name, value in document.items() if name not in OWN_FIELDS}
         raw = orjson.dumps(document)
+    service_class = class_of(service_class, wishes.tenant, otherwise=ServiceClass.P0)
+    choice = await choose(
+        services, model, request=Request(endpoint, document, wishes.tenant.name, service_class)
+    )
     return Asked(
         endpoint=endpoint,
         model=model,
-        pool=await services.fleet.resolve(model),
-        service_class=ServiceClass.P0 if service_class is None else service_class,
+        pool=choice.placed.pool if choice else await services.fleet.resolve(model),
+        service_class=service_class,
         priority=priority,
         deadline_s=wishes.deadline_s or services.settings.request_timeout_s,
         stream=document.get("stream") is True and endpoint != request_checks.EMBEDDINGS,
         document=document,
         body=raw,
+        tenant=wishes.tenant,
+        choice=choice,
+        resets=wishes.resets,
     )
 
 
-async def find_room(services: Services, pool: str, *, attached: bool) -> Snapshot:
-    """Refuses what nobody would serve, or what the queue is too full for. Raises ApiError, QueueFull, RedisAway.
+async def choose(services: Services, model: str, *, request: Request) -> Choice | None:
+    """Where a route sends the request; None if the model is no route. A conversation is kept where it is sent."""
+    route = services.config.route(model)
+    if route is None:
+        return None
+    choice = await services.chooser.choose(route, request)
+    services.spawn(services.chooser.keep(choice, choice.placed.pool))
+    return choice
 
-    Before a refusal it looks again: a worker may just have come, the queue may just have emptied.
-    """
-    room = await services.fleet.look(pool)
-    most = services.settings.max_queued
-    if room.queued >= most or (attached and not room.served):
-        room = await services.fleet.look(pool, max_age_s=0.0)
-    if attached and not room.served:
-        raise no_worker(pool)
-    if room.queued >= most:
-        excess_s = room.wait_s(room.queued - round(ROOM_AFTER * most)) or room.view.mean_run_s or 1.0
-        raise QueueFull(
-            f"{room.queued} jobs wait in the pool {pool!r}, the most it takes",
-            retry_after_s=min(MAX_RETRY_AFTER_S, excess_s),
-        )
-    room.submitted += 1
-    return room
+
+def class_of(asked: ServiceClass | None, tenant: Tenant, *, otherwise: ServiceClass) -> ServiceClass:
+    """What the request says, else the tenant's own default, else the route's."""
+    if asked is not None:
+        return asked
+    return otherwise if tenant.default_class is None else tenant.default_class
 
 
 async def attached_job(services: Services, asked: Asked) -> Submission:
-    """A submission that a connection waits for. Raises as `find_room`."""
-    await find_room(services, asked.pool, attached=True)
-    return attached_submission(services, asked, job_id=new_job_id(asked.pool))
+    """A submission that a connection waits for. Raises ApiError if nobody serves the pool, unless the caller wants to wait for that."""
+    await check_served(services, asked.pool, wish=asked.fallback)
+    return attached_submission(services, asked, job_id=fresh_id(services, asked))
+
+
+def fresh_id(services: Services, asked: Asked) -> str:
+    """An id in one of the pool's queues; turns of one conversation meet in the same, where its prefix is warm."""
+    shards = services.fleet.shards
+    key = conversation_key(asked.document) if shards.is_split(asked.pool) else None
+    return new_job_id(services.fleet.pick(asked.pool, key))
 
 
 def plain_submission(services: Services, asked: Asked, *, job_id: str) -> Submission:
     """What a job is whoever waits for it: the request and its forecast."""
-    return Submission(
+    job = Submission(
         job_id=job_id,
         service_class=asked.service_class,
         endpoint=asked.endpoint,
         body=asked.body,
-        forecast=services.estimator.forecast(asked.pool, asked.document),
-        prefix=prefix_chain(asked.document),
+        forecast=services.estimator.forecast(asked.pool, asked.document, tenant=asked.tenant.name),
+        prefix=prefix_chain(asked.document, tenant=asked.tenant.name),
         stream=asked.stream,
+        tenant=asked.tenant.name,
+        weight=asked.tenant.weight,
+        tenant_cap=asked.tenant.max_running,
+        choices=request_checks.choices(asked.document),
         priority=asked.priority,
         deadline_s=asked.deadline_s,
+        rescuable=asked.fallback == DEGRADE,
+        route=degraded_text(asked.pool, pool=asked.degraded) if asked.degraded else "",
     )
+    return job if asked.choice is None else _routed(services, job, choice=asked.choice)
+
+
+def _routed(services: Services, job: Submission, *, choice: Choice) -> Submission:
+    """With its route's words, and the successor that it may be handed on to."""
+    job = replace(job, route=choice.placed.text)
+    if not choice.heir or job.pool == choice.heir:
+        return job
+    shard = job.queue.partition(SHARD_MARK)[2]
+    heir = heir_id(job.job_id, services.fleet.shards.pick(choice.heir, int(shard) if shard else 0))
+    return replace(job, heir=heir, plan=choice.plan(weight=job.weight, priority=job.priority))
 
 
 def attached_submission(services: Services, asked: Asked, *, job_id: str) -> Submission:
@@ -185,6 +261,7 @@ def attached_submission(services: Services, asked: Asked, *, job_id: str) -> Sub
     return replace(
         plain_submission(services, asked, job_id=job_id),
         attached=True,
+        resets=asked.resets,
         reply_to=services.hub.address(job_id),
         retain_s=retain_s if asked.stream else min(retain_s, ATTACHED_RETAIN_S),
     )
@@ -193,14 +270,29 @@ def attached_submission(services: Services, asked: Asked, *, job_id: str) -> Sub
 def job_headers(job: Submission) -> Headers:
     """What every answer to a queued request carries. Names and values are plain ASCII by construction."""
     return [
-        (b"x-headway-job", job.job_id.encode()),
+        (JOB_HEADER, job.job_id.encode()),
         (b"x-headway-pool", job.pool.encode()),
         (b"x-headway-class", job.service_class.name.encode()),
         (b"x-headway-predicted-ms", b"%d" % round(job.forecast.run_s * 1000)),
+        *_route_headers(job.route),
     ]
 
 
-def name_job(error: ApiError, job: Submission) -> ApiError:
-    """Puts the job's headers on a refusal, so that a caller can ask what happened to it."""
-    error.headers.update({name.decode(): value.decode() for name, value in job_headers(job)})
+def _route_headers(route: str) -> Headers:
+    if not route:
+        return []
+    degraded = degraded_from(route)
+    marked = [(b"x-headway-degraded", degraded.encode())] if degraded else []
+    return [(b"x-headway-route", route.encode()), *marked]
+
+
+def name_job(
+    error: ApiError, job: Submission, *, more: Iterable[tuple[bytes, bytes]] = (), refused: bool = False
+) -> ApiError:
+    """Puts the job's headers on an error, so that a caller can ask what happened to it, and `more` of them.
+
+    `refused`: it was not queued; where it would have gone is said, but no id that nobody could ask for.
+    """
+    own = [header for header in job_headers(job) if not (refused and header[0] == JOB_HEADER)]
+    error.headers.update({name.decode(): value.decode() for name, value in (*own, *more)})
     return error

@@ -4,7 +4,7 @@ Starlette's own form parser would write the whole upload to a temporary file bef
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -85,8 +85,10 @@ class Form:
         self.complete = True
 
 
-async def receive_file(request: Request, files: FileStore, *, max_bytes: int) -> FileRecord:
-    """Stores the form's `file` under its `purpose`. Raises ApiError, ClientGone, OSError, RedisAway."""
+async def receive_file(
+    request: Request, files: FileStore, *, max_bytes: int, new: NewFile, seen: Callable[[bytes], None]
+) -> FileRecord:
+    """Stores the form's `file` under its `purpose`, as `new`. `seen` is told the file's bytes. Raises ApiError, ClientGone, OSError, RedisAway."""
     try:
         form = Form(_boundary(request))
     except FormParserError as error:
@@ -94,13 +96,13 @@ async def receive_file(request: Request, files: FileStore, *, max_bytes: int) ->
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes + FORM_OVERHEAD_BYTES:
         raise too_large(max_bytes)
-    new = NewFile()
     async with files.create(new) as writer:
         async for data in _arriving(request):
             form.feed(data)
             pieces, form.file = form.file, []
             for piece in pieces:
                 await writer.write(piece)
+                seen(piece)
             if writer.size_bytes > max_bytes:
                 raise too_large(max_bytes)
         new.filename, new.purpose = _checked(form)

@@ -13,12 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from api.errors import ClientGone, invalid
 from api.jobs import describe
+from api.ownership import own_job
 from api.services import Services
 from api.sse import EventStream, attended, named_event
-from broker.errors import InvalidJob, RedisAway, StreamLost, UnknownJob
-from broker.job import Status, pool_of
+from broker.errors import RedisAway, StreamLost, UnknownJob
+from broker.following import follow
+from broker.job import Status, queue_of
 from broker.keys import PoolKeys
-from broker.stream import Mailbox, Message, Position, follow
+from broker.stream import Mailbox, Message, Position
 
 PATH = "/v1/jobs/{job_id}/events"
 
@@ -30,8 +32,7 @@ class Events:
         services: Services = scope["app"].state.services
         job_id: str = scope["path_params"]["job_id"]
         after = read_position(scope)
-        known(job_id)
-        job = await services.producer.get(job_id, with_result=False)
+        job = await own_job(services, scope, job_id=job_id)
         out = EventStream(send, [(b"x-headway-job", job_id.encode())], ping_s=services.settings.ping_s)
         watch = Watch(services, job_id, out=out, after=after)
         try:
@@ -46,15 +47,6 @@ class Events:
             await out.finish(b": interrupted, please reconnect\n\n")
         finally:
             out.stop()
-
-
-def known(job_id: str) -> str:
-    """The id. Raises UnknownJob for text that cannot be one."""
-    try:
-        pool_of(job_id)
-    except InvalidJob as error:
-        raise UnknownJob(str(error)) from None
-    return job_id
 
 
 def read_position(scope: Scope) -> Position:
@@ -98,7 +90,7 @@ class Watch:
                     await self._tell(message)
                 break
             except StreamLost:
-                await self._skip()
+                await self._skip(box.job_id)
                 box.lose()
         document = await describe(self._services, await self._services.producer.get(self._job_id))
         await self._out.finish(named_event("done", orjson.dumps(document)))
@@ -127,9 +119,9 @@ class Watch:
     def _reset(self, token: int) -> bytes:
         return named_event("reset", b'{"attempt":%d}' % token, event_id=str(Position(token, 0)))
 
-    async def _skip(self) -> None:
+    async def _skip(self, job_id: str) -> None:
         """Says that chunks are missing and goes to the oldest that is kept."""
-        pipe, output = self._services.pipe, PoolKeys(pool_of(self._job_id)).output(self._job_id)
+        pipe, output = self._services.pipe, PoolKeys(queue_of(job_id)).output(job_id)
         kept = await pipe.command("XRANGE", output, f"({self._at}", "+", "COUNT", 1)
         if not kept:  # gone since: whatever comes next is live
             return

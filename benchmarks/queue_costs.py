@@ -21,19 +21,21 @@ from broker.policy import Asking, Limits, Room
 from broker.producer import Producer
 from broker.reaper import reap_forever
 from broker.scripts import Ending
+from broker.served import Served, home_first, keep_fresh
+from broker.shards import queues_of
 from workers.heartbeat import Heartbeat
 
 POOL = "bench"
 PAYLOAD_BYTES = 512
 LIMITS = Limits(lease_s=3600.0)  # nothing is taken away in the middle of a measure
 DONE = Ending(succeeded=True, data=b"")
-TOP_LEVEL = ("evalsha", "bzpopmin", "zadd", "zrem", "del")  # what a worker sends; scripts call other commands
+TOP_LEVEL = ("evalsha", "bzpopmin", "smembers")  # what a waiting worker sends; its scripts call others
 
 
-def job(payload_bytes: int = PAYLOAD_BYTES) -> Submission:
+def job(payload_bytes: int = PAYLOAD_BYTES, *, queue: str = POOL) -> Submission:
     forecast, body = Forecast(prompt_tokens=100, output_tokens=100, run_s=1.0), b"x" * payload_bytes
     return Submission(
-        new_job_id(POOL),
+        new_job_id(queue),
         ServiceClass.P2,
         "/v1/completions",
         body,
@@ -52,9 +54,9 @@ class Bench:
     producer: Producer
     consumers: list[Consumer] = field(default_factory=list)
 
-    def consumer(self, name: str = "w") -> Consumer:
+    def consumer(self, name: str = "w", *, pool: str | Served = POOL) -> Consumer:
         asking = Asking(name, LIMITS.lease_s)
-        self.consumers.append(Consumer(self.pipe, self.url, pool=POOL, asking=asking, limits=LIMITS))
+        self.consumers.append(Consumer(self.pipe, self.url, pool=pool, asking=asking, limits=LIMITS))
         return self.consumers[-1]
 
     async def fill(self, n: int, payload_bytes: int = PAYLOAD_BYTES) -> None:
@@ -204,11 +206,12 @@ class Idler:
 
     this: Bench
     name: str
+    served: Served
     wakes: int = 0
     done: int = 0
 
     async def run(self) -> None:
-        consumer = self.this.consumer(self.name)
+        consumer = self.this.consumer(self.name, pool=self.served)
         while True:
             claimed = await consumer.claim(4)
             self.done += len(claimed.leases)
@@ -220,14 +223,17 @@ class Idler:
                 self.wakes += time.perf_counter() - begun < MAX_BLOCK_S  # else it looks by itself
 
 
-async def idle(*, quick: bool) -> list[Figure]:
+async def idle(*, quick: bool, shards: int = 1) -> list[Figure]:
     """200 waiting workers: what they send meanwhile, and how many wake for one job."""
+    queues = queues_of(POOL, shards)
     workers, jobs, seconds = (200, 50, 6.0) if quick else (200, 300, 20.0)
     async with bench() as this:
-        idlers = [Idler(this, f"w{n}") for n in range(workers)]
-        beats = [Heartbeat(this.url, pool=POOL, worker_id=idler.name, lease_s=10.0) for idler in idlers]
+        homes = [Served(home_first(queues, queues[n % shards])) for n in range(workers)]
+        idlers = [Idler(this, f"w{n}", served) for n, served in enumerate(homes)]
+        beats = [Heartbeat(this.url, pool=i.served, worker_id=i.name, lease_s=10.0) for i in idlers]
         tasks = [asyncio.create_task(idler.run()) for idler in idlers]
-        tasks += [asyncio.create_task(reap_forever(this.pipe, lambda: [POOL], limits=LIMITS)) for _ in idlers]
+        tasks += [asyncio.create_task(reap_forever(this.pipe, i.to_reap, limits=LIMITS)) for i in homes]
+        tasks += [asyncio.create_task(keep_fresh(served, this.pipe)) for served in homes]
         for beat in beats:
             beat.start(lambda: b"{}", lambda _: None)
         await asyncio.sleep(2.0)
@@ -235,8 +241,8 @@ async def idle(*, quick: bool) -> list[Figure]:
         await asyncio.sleep(seconds)
         sent = (await this.commands() - before) / seconds / workers
         wakes = sum(idler.wakes for idler in idlers)
-        for _ in range(jobs):
-            await this.producer.submit(job())
+        for n in range(jobs):
+            await this.producer.submit(job(queue=queues[n % shards]))
             await asyncio.sleep(0.02)
         while sum(idler.done for idler in idlers) < jobs:  # noqa: ASYNC110 - it is not what is measured
             await asyncio.sleep(0.01)
@@ -246,9 +252,10 @@ async def idle(*, quick: bool) -> list[Figure]:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(asyncio.to_thread(beat.stop) for beat in beats))
     setting = f"{workers} waiting workers, each with its own blocking connection, heartbeat and reaper"
+    suffix = f"_{shards}_shards" if shards > 1 else ""
     return [
-        Figure("queue.idle_commands_per_s", sent, "commands/s per worker", None, setting),
-        Figure("queue.wakeups_per_job", woken, "wakes", 1.0, f"{setting}; {jobs} jobs 20 ms apart"),
+        Figure(f"queue.idle_commands_per_s{suffix}", sent, "commands/s per worker", None, setting),
+        Figure(f"queue.wakeups_per_job{suffix}", woken, "wakes", 1.0, f"{setting}; {jobs} jobs 20 ms apart"),
     ]
 
 
@@ -256,4 +263,4 @@ async def all_costs(*, quick: bool) -> list[Figure]:
     figures: list[Figure] = []
     for measure in (claim_depth, memory, redis_cpu, idle):
         figures += await measure(quick=quick)
-    return figures
+    return figures + await idle(quick=quick, shards=4)

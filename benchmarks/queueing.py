@@ -18,6 +18,7 @@ from typing import Any
 
 from figures import Figure, arguments, report
 from queue_costs import all_costs
+from virtual_mixed import mixed
 from virtual_queue import all_virtual
 
 HERE = Path(__file__).resolve().parent
@@ -164,7 +165,9 @@ def main() -> None:
     parser.add_argument("--queues", type=Path, help="folder of the job queue harness")
     parser.add_argument("--gateways", type=Path, help="folder of the gateway harness")
     args = parser.parse_args()
-    figures = asyncio.run(all_costs(quick=args.quick)) + all_virtual(quick=args.quick)
+    figures = (
+        asyncio.run(all_costs(quick=args.quick)) + all_virtual(quick=args.quick) + mixed(quick=args.quick)
+    )
     if args.queues:
         figures += beside_queues(args.queues.resolve(), quick=args.quick)
     if args.gateways:

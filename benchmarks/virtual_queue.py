@@ -3,28 +3,26 @@
 Engines take the time that a job was drawn to take, whatever else they run. Used by `queueing.py`.
 """
 
-import heapq
 import math
 import random
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import redis
 from figures import Figure
 from own_redis import own_redis
+from virtual_clock import VirtualClock
 
 from broker import scripts
 from broker.job import Forecast, Lease, ServiceClass, Submission, new_job_id
+from broker.keys import PoolKeys
 from broker.policy import AGING, Asking, Limits, Order
-from broker.script import Call
 from broker.scripts import Ending, Return
 from workers.capacity import MAX_PREEMPTS, Ledger, Plan
 
 POOL = "virtual"
-START_S = 1_000_000_000.0
+KEYS = PoolKeys(POOL)
 DONE = Ending(succeeded=True, data=b"")
 PREEMPT_AFTER_S = Plan(1).preempt_after_s or math.inf
 LEASE_S = 1e6  # nobody dies here, so nobody beats
@@ -51,33 +49,14 @@ class Ran:
     ended_s: float = math.inf
 
 
-@dataclass(slots=True)
-class Fleet:
-    """Workers with slots, and an agenda of what happens when. Events: (time, number, kind, subject)."""
+@dataclass(slots=True, kw_only=True)
+class Fleet(VirtualClock):
+    """Workers with slots."""
 
-    client: "redis.Redis"
     workers: dict[str, Ledger]
-    now_s: float = 0.0
     known: dict[str, Ran] = field(default_factory=dict)
     leases: dict[str, tuple[str, Lease]] = field(default_factory=dict)
-    agenda: list[tuple[float, int, str, Any]] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
-    loaded: dict[str, Any] = field(default_factory=dict)
     rng: random.Random = field(default_factory=lambda: random.Random(SEED))
-
-    def run(self, call: Call) -> Any:
-        """A script whose clock is ours: the time is written into a key that `now_ms` reads."""
-        if call.script.name not in self.loaded:
-            clock = "local function now_ms() return tonumber(redis.call('GET', 'clock')) end\n"
-            source = re.sub(
-                r"local function now_ms\(\).*?\nend\n", clock, call.script.source.decode(), flags=re.DOTALL
-            )
-            self.loaded[call.script.name] = self.client.register_script(source)
-        self.client.set("clock", round((START_S + self.now_s) * 1000))
-        return self.loaded[call.script.name](keys=call.keys, args=call.args)
-
-    def plan(self, at_s: float, kind: str, subject: Any) -> None:
-        heapq.heappush(self.agenda, (at_s, next(self.numbers), kind, subject))
 
     def play(self, arrivals: list[Arrival], *, until_s: float) -> list[Ran]:
         for arrival in arrivals:
@@ -85,8 +64,7 @@ class Fleet:
         for second in range(1, math.ceil(until_s)):
             self.plan(float(second), "reap", None)
         while self.agenda and self.agenda[0][0] <= until_s:
-            self.now_s, _, kind, subject = heapq.heappop(self.agenda)
-            getattr(self, kind)(subject)
+            self.next_event()
         return list(self.known.values())
 
     def arrive(self, arrival: Arrival) -> None:
@@ -111,7 +89,12 @@ class Fleet:
 
     def claim(self, name: str) -> None:
         ledger = self.workers[name]
-        for row in self.run(scripts.claim(POOL, Asking(name, LEASE_S), room=ledger.room()))[2:]:
+        _, wait_ms, *rows = self.run(
+            scripts.claim(POOL, Asking(name, LEASE_S), room=ledger.room(now=self.now_s))
+        )
+        if wait_ms >= 0 and ledger.free > len(rows):
+            self.plan(self.now_s + wait_ms / 1000, "claim", name)
+        for row in rows:
             job_id, token, preempts = row[0].decode(), int(row[1]), int(row[11])
             ran = self.known[job_id]
             lease = Lease(
@@ -132,6 +115,13 @@ class Fleet:
             self.leases[job_id] = (name, lease)
             ran.wait_s = min(ran.wait_s, self.now_s - ran.arrival.at_s)
             self.plan(self.now_s + ran.arrival.run_s, "finish", lease)
+        self.wake()
+
+    def wake(self) -> None:
+        """Workers for whom the last claim left a job."""
+        for name, ledger in self.workers.items():
+            if self.client.delete(KEYS.marker(name)) and ledger.free:
+                self.claim(name)
 
     def finish(self, lease: Lease) -> None:
         name, held = self.leases.get(lease.job_id, ("", None))
@@ -148,18 +138,19 @@ class Fleet:
 
     def press(self, job_id: str) -> None:
         """If a P0 job still waits, some worker stops its cheapest batch job, as `workers.pull` does."""
-        victims = {name: ledger.victim() for name, ledger in self.workers.items()}
+        victims = {name: ledger.victim(now=self.now_s) for name, ledger in self.workers.items()}
         able = [name for name, victim in victims.items() if victim is not None]
         if self.known[job_id].wait_s < math.inf or not able:
             return
         name = self.rng.choice(able)
         victim = victims[name] or ""
+        self.workers[name].missed(now=self.now_s)
         given = Return("preempt")
         self.run(scripts.release(victim, self.leases[victim][1].token, given=given, limits=Limits()))
         self.leave(name, victim)
 
     def reap(self, _: None) -> None:
-        self.run(scripts.reap(POOL, Limits(), every_s=0.001))
+        self.run(scripts.reap(POOL, Limits(lease_s=LEASE_S), every_s=0.001))
         for name, ledger in self.workers.items():
             if ledger.free:
                 self.claim(name)
@@ -169,7 +160,9 @@ class Fleet:
 def fleet(*, workers: int, slots: int) -> Iterator[Fleet]:
     """A fleet on an empty Redis of its own."""
     with own_redis(aof=False) as url, redis.Redis.from_url(url) as client:
-        yield Fleet(client, {f"w{n}": Ledger(Plan(slots)) for n in range(workers)})
+        names = [f"w{n}" for n in range(workers)]
+        client.zadd(KEYS.named("workers"), dict.fromkeys(names, 1e15))
+        yield Fleet(client=client, workers={name: Ledger(Plan(slots)) for name in names})
 
 
 def poisson(

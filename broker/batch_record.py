@@ -57,6 +57,7 @@ class BatchSpec:
     tenant: str = "default"
     metadata: bytes = b""
     key: str = ""
+    pools: tuple[str, ...] = ()  # that its lines may name; none: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def view(batch_id: str, fields: dict[bytes, bytes]) -> BatchView:
         window_s=float(text("window_s")),
         tenant=text("tenant"),
         metadata=fields.get(b"metadata", b""),
+        pools=tuple(name for name in text("pools").split(",") if name),
     )
     return BatchView(
         batch_id=batch_id,

@@ -49,6 +49,7 @@ class BatchStore:
             "window_s": spec.window_s,
             "tenant": spec.tenant,
             "metadata": spec.metadata,
+            "pools": ",".join(spec.pools),
         }
         await self._pipe.run(
             batch_scripts.create(batch_id, fields, window_s=spec.window_s, ttl_s=self._ttl_s)
@@ -62,9 +63,15 @@ class BatchStore:
             raise UnknownBatch(f"there is no batch {batch_id[:80]!r} (or its record has expired)")
         return found
 
-    async def list_batches(self, *, limit: int, after: str = "") -> tuple[list[BatchView], bool]:
-        """Newest first, and whether more follow."""
-        return await page_through(self._pipe, Listing(INDEX, self._load, lambda _: True, limit, after))
+    async def list_batches(
+        self, *, limit: int, after: str = "", tenant: str = ""
+    ) -> tuple[list[BatchView], bool]:
+        """Newest first, and whether more follow. `tenant` "": of everybody."""
+
+        def wanted(batch: BatchView) -> bool:
+            return tenant in ("", batch.spec.tenant)
+
+        return await page_through(self._pipe, Listing(INDEX, self._load, wanted, limit, after))
 
     async def _load(self, ids: Sequence[str]) -> list[BatchView | None]:
         flats = await asyncio.gather(*(self._pipe.command("HGETALL", BatchKeys(i).batch) for i in ids))

@@ -1,12 +1,16 @@
-"""Waiting for a pool's marker: BZPOPMIN on a connection of its own, at the server that has the pool."""
+"""Waiting for a pool's marker: BZPOPMIN on a connection of its own, at the server that has the pool.
+
+On a bare connection: redis-py's client costs as much of a job's way to an idle worker as Redis itself.
+"""
 
 import asyncio
 import contextlib
 
-import redis.asyncio
+import hiredis
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
-from broker.locate import connect_node, locator
+from broker.locate import bare_connection, locator
 
 GRACE_S = 5.0  # a server that has not answered so long after the block hangs, or the network has swallowed it
 
@@ -17,17 +21,22 @@ class Blocking:
     def __init__(self, url: str) -> None:
         self._locator = locator(url)
         self._node = ""
-        self._client: redis.asyncio.Redis | None = None
+        self._connection: AbstractConnection | None = None
 
-    async def pop(self, *keys: str, block_s: float) -> bool:
-        """Whether one of the sets, all of one slot, had a member within `block_s`; it is taken. Raises RedisError, OSError, RedisAway.
+    async def pop(self, *keys: str, block_s: float) -> str | None:
+        """The first of the sets, all on one server, that had a member within `block_s`; it is taken.
+
+        Raises RedisError, OSError, RedisAway.
 
         A cancelled wait drops its connection, or Redis could hand the member to nobody.
         """
         try:
             async with asyncio.timeout(block_s + GRACE_S):
-                client = await self._find(keys[0])
-                return await client.bzpopmin(list(keys), timeout=block_s) is not None
+                connection = await self._find(keys[0])
+                command = hiredis.pack_command(("BZPOPMIN", *keys, block_s))  # type: ignore[arg-type] # its stub takes one word
+                await connection.send_packed_command(command, check_health=False)
+                answer = await connection.read_response(disable_decoding=True)
+                return None if answer is None else str(answer[0].decode())
         except asyncio.CancelledError:
             await self._drop()
             raise
@@ -39,15 +48,15 @@ class Blocking:
     async def close(self) -> None:
         await self._drop()
 
-    async def _find(self, key: str) -> redis.asyncio.Redis:
-        if self._client is None:
+    async def _find(self, key: str) -> AbstractConnection:
+        if self._connection is None:
             self._node = await self._locator.find(key)
-            self._client = connect_node(self._node, timeout_s=None)
-        return self._client
+            self._connection = bare_connection(self._node)
+            await self._connection.connect()  # type: ignore[no-untyped-call]
+        return self._connection
 
     async def _drop(self) -> None:
-        if self._client is not None:
-            client, self._client = self._client, None
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
             with contextlib.suppress(RedisError, OSError):
-                await client.connection_pool.disconnect()
-            await client.aclose()
+                await connection.disconnect(nowait=True)

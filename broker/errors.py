@@ -5,10 +5,13 @@ BrokerError
 ├── RedisUnsuitable      reachable, but not fit to hold a queue (eviction, version)
 ├── RedisAway            Redis did not answer in time; nothing is known about the command
 ├── QueueFull            a limit refused the job before it was accepted
+│   ├── LimitReached     as much waits as the queue, or its class, takes
+│   ├── StartTooLate     it would begin behind its deadline
 │   └── MemoryFull       Redis has no memory left for it
 ├── InvalidJob           the submission itself cannot be queued
 ├── UnknownJob           no such job (or its record has expired)
 ├── UnknownPool          no pool of that name
+├── UnknownWorker        no such worker of that pool, or no longer
 ├── UnknownFile          no such uploaded or produced file (or it has expired)
 ├── UnknownBatch         no such batch (or its record has expired)
 ├── BatchEnded           a batch that has ended, or is about to, cannot be cancelled
@@ -50,6 +53,33 @@ class QueueFull(BrokerError):
         self.retry_after_s = retry_after_s
 
 
+class LimitReached(QueueFull):
+    """Of one queue. `waiting` and `most` are jobs, or predicted seconds (`unit`). `service_class` "": all of the queue's.
+
+    A shard has its part of the pool's limit, and is named so: the pool takes more.
+    """
+
+    def __init__(self, queue: str, service_class: str, *, unit: str, waiting: float, most: float) -> None:
+        whose = f"{service_class} jobs" if service_class else "jobs"
+        what = f"{waiting:g} {whose}" if unit == "jobs" else f"{whose} of {waiting:.0f} predicted seconds"
+        pool, _, shard = queue.partition("~")
+        where = f"shard {shard} of the pool {pool!r}" if shard else f"the pool {pool!r}"
+        super().__init__(f"{what} wait in {where}, which takes {most:g}", retry_after_s=1.0)
+        self.queue = queue
+        self.service_class = service_class
+        self.unit = unit
+        self.waiting = waiting
+        self.most = most
+
+
+class StartTooLate(QueueFull):
+    """`ahead_s`: predicted seconds of the jobs that would be claimed before it."""
+
+    def __init__(self, ahead_s: float) -> None:
+        super().__init__(f"{ahead_s:.0f} predicted seconds are ahead of the job", retry_after_s=1.0)
+        self.ahead_s = ahead_s
+
+
 class MemoryFull(QueueFull):
     """Redis is at its `maxmemory`: new work is refused so that accepted work can end."""
 
@@ -69,6 +99,10 @@ class UnknownJob(BrokerError):
 
 class UnknownPool(BrokerError):
     """The message lists the pools there are."""
+
+
+class UnknownWorker(BrokerError):
+    """The worker has left, or serves another pool."""
 
 
 class UnknownFile(BrokerError):

@@ -36,6 +36,7 @@ class FileRecord:
     created_at: int
     expires_at: int
     status: str = "processed"
+    tenant: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class FileQuery:
     limit: int = 100
     after: str = ""
     oldest_first: bool = False
+    tenant: str = ""  # "": of everybody
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class NewFile:
     purpose: str = ""
     file_id: str = field(default_factory=lambda: f"file-{base32(int.from_bytes(os.urandom(15)), 24)}")
     record: FileRecord | None = None
+    tenant: str = "default"
 
 
 def derived_file_id(seed: bytes) -> str:
@@ -98,6 +101,7 @@ class FileStore:
             size_bytes=writer.size_bytes,
             created_at=int(now),
             expires_at=int(now + self._ttl_s),
+            tenant=new.tenant,
         )
         # the index first: a file that is only in the index is cleaned away, one that is not in it never would be
         await self._pipe.command("ZADD", INDEX, int(now * 1000), new.file_id)
@@ -126,7 +130,7 @@ class FileStore:
         """Newest first unless asked otherwise, and whether more follow."""
 
         def wanted(record: FileRecord) -> bool:
-            return query.purpose in ("", record.purpose)
+            return query.purpose in ("", record.purpose) and query.tenant in ("", record.tenant)
 
         listing = Listing(INDEX, self._load, wanted, query.limit, query.after, query.oldest_first)
         return await page_through(self._pipe, listing)

@@ -13,7 +13,8 @@ from enum import IntEnum, StrEnum
 from broker.errors import InvalidJob
 
 POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-JOB_ID = re.compile(r"job_[0-9a-z]{26}\.([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+SHARD_MARK = "~"  # between a pool's name and the number of one of its queues; no pool has it in its name
+JOB_ID = re.compile(r"job_[0-9a-z]{26}\.([A-Za-z0-9][A-Za-z0-9._-]{0,63}(?:~[1-9]?[0-9])?)")
 MAX_PRIORITY = 1_000_000
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: sorts as it counts
 PAIRS = [
@@ -47,6 +48,7 @@ class Status(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    ESCALATED = "escalated"  # of a first pass: another job has taken its place; no caller sees it (ADR 10)
 
     @property
     def terminal(self) -> bool:
@@ -61,6 +63,7 @@ class Forecast:
     output_tokens: int
     run_s: float
     kv_tokens: int = 0  # what it may need of an engine's KV cache at most; 0: unknown
+    tool_call: float = 0.0  # probability that the answer calls a tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Submission:
     tenant: str = "default"
     weight: float = 0.0  # fair share; 0: the tenant is not charged
     tenant_cap: int = 0  # running jobs of the tenant at most; 0: no cap
+    choices: int = 1  # answers that the engine works on at once, in a slot each
     prefix: str = ""  # hashes of the prompt's first blocks, shortest prefix first, joined by commas
     priority: int = 0  # lower first, inside the class
     deadline_s: float = 600.0
@@ -85,20 +89,46 @@ class Submission:
     hold_s: float = 0.0  # kept back until fed, or until this has passed
     listed: bool = False
     metadata: bytes = b""
+    heir: str = ""  # id of the job that takes its place if it is escalated
+    plan: str = ""  # when that is: heirs.Plan as text
+    route: str = ""  # how its pool was chosen, for people
+    base_token: int = 0  # its claims mint higher ones
+    resets: bool = False  # if attached: it may begin anew after its first byte was seen
+    rescuable: bool = False  # it may go to another pool if nobody serves this one (rescue.py)
+    notify: str = ""  # who is told of its end: ends.noted
 
     @property
     def pool(self) -> str:
         return pool_of(self.job_id)
 
+    @property
+    def queue(self) -> str:
+        return queue_of(self.job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is to be claimed before a job: so many jobs, and how long they are predicted to run."""
+
+    jobs: int
+    run_s: float
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """`created` is false if the id was known already; then nothing was changed but the reply address."""
+    """`created` is false if the id was known already; then nothing was changed but the reply address.
+
+    `ahead` None: nobody asked, or the job was known.
+    """
 
     job_id: str
     created: bool
     status: Status
-    position: int
+    ahead: Ahead | None = None
+
+    @property
+    def position(self) -> int:
+        return -1 if self.ahead is None else self.ahead.jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +148,10 @@ class Lease:
     body: bytes = field(repr=False)
     kv_tokens: int = 0
     preempts: int = 0
+    heir: str = ""
+    plan: str = ""
+    prompt_tokens: int = 0
+    choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +178,20 @@ class JobView:
     result: bytes | None = field(default=None, repr=False)
     error: bytes | None = field(default=None, repr=False)
     redriven_as: str | None = None
+    recounted: bool = False  # `usage` is Headway's estimate: the engine's counts could not be
+    heir: str = ""
+    route: str = ""
+    confidence: float | None = None  # of a cascade's first pass
+    why: str = ""  # it was escalated
+    first: "JobView | None" = None  # the pass before it, whose id the caller knows
 
     @property
     def pool(self) -> str:
         return pool_of(self.job_id)
+
+    @property
+    def queue(self) -> str:
+        return queue_of(self.job_id)
 
 
 _ticks = itertools.count(int.from_bytes(os.urandom(3)))
@@ -160,26 +204,41 @@ def base32(number: int, length: int) -> str:
     return "".join([PAIRS[(number >> shift) & 1023] for shift in range(10 * (pairs - 1), -1, -10)])[-length:]
 
 
-def new_job_id(pool: str) -> str:
+def new_job_id(queue: str) -> str:
     """48 bits of milliseconds, 26 of a counter, 56 of process entropy: sorts by time, FIFO inside a process.
 
-    The clock only breaks ties between equal scores (design, invariant 5); it decides nothing.
+    The clock only breaks ties between equal scores (design, invariant 5); it decides nothing. `queue`: of the pool, as
+    `shards.Shards.pick` says.
     """
     number = (time.time_ns() // 1_000_000 << 82) | ((next(_ticks) & 0x3FFFFFF) << 56) | _process
-    return f"job_{base32(number, 26)}.{pool}"
+    return f"job_{base32(number, 26)}.{queue}"
 
 
-def derived_job_id(pool: str, *, seed: int) -> str:
+def heir_id(job_id: str, queue: str) -> str:
+    """The job that takes another one's place, in another queue: the same digits, so that it is known from the start."""
+    return f"{job_id.partition('.')[0]}.{queue}"
+
+
+def derived_job_id(queue: str, *, seed: int) -> str:
     """A stable id for work that may be submitted again after a crash, such as a line of a batch.
 
     `seed`: 130 bits; equal seeds give equal ids.
     """
-    return f"job_{base32(seed, 26)}.{pool}"
+    return f"job_{base32(seed, 26)}.{queue}"
 
 
-def pool_of(job_id: str) -> str:
-    """The pool that holds the job's keys. Raises InvalidJob for anything that is not a job id."""
+def queue_of(job_id: str) -> str:
+    """The queue that holds the job's keys. Raises InvalidJob for anything that is not a job id."""
     match = JOB_ID.fullmatch(job_id)
     if match is None:
         raise InvalidJob(f"{job_id[:80]!r} is not a job id (job_<26 characters>.<pool>)", param="id")
     return match[1]
+
+
+def pool_of(job_id: str) -> str:
+    """The pool that the job was submitted to, whichever of its queues has it. Raises as `queue_of`."""
+    return pool_of_queue(queue_of(job_id))
+
+
+def pool_of_queue(queue: str) -> str:
+    return queue.partition(SHARD_MARK)[0]

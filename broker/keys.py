@@ -1,7 +1,7 @@
 """Every key name in Redis, who owns it and how long it lives.
 
-All keys of a pool share the hash tag `{pool}`, so that one script may touch them together on Redis Cluster. Keys of
-single jobs are built from `prefix` by the scripts that learn ids only inside (claim, reap): ADR 0002.
+All keys of a queue share the hash tag `{queue}` (a pool's name, or a shard's: ADR 9), so that one script may touch them
+together on Redis Cluster. Keys of single jobs are built from `prefix` by the scripts that learn ids only inside (claim, reap): ADR 0002.
 """
 
 import hashlib
@@ -29,21 +29,37 @@ PERMANENT_SUFFIXES = (
     "dead",
     "index",
     "workers",
+    "spare",
     "stats",
+    "ended:l",
+    "ended:c",
 )
-PERMANENT_GLOBAL = ("hw:pools", "hw:batches", "hw:files")
+POOLS = f"{ROOT}pools"  # SET of the names of all queues that are used
+API_KEYS = f"{ROOT}keys"  # HASH: digest -> JSON about an API key; owner: the operator (`headway keys`)
+API_KEYS_VERSION = f"{ROOT}keys:version"  # STRING: how often that has changed
+CALLBACKS = f"{ROOT}callbacks"  # ZSET of callbacks that have not been taken, by when to try; three days after the last
+CALLBACK_SECRETS = f"{ROOT}callbacks:secrets"  # HASH: tenant -> what its callbacks are signed with
+PERMANENT_GLOBAL = (
+    POOLS,
+    "hw:batches",
+    "hw:files",
+    "hw:feedback",
+    API_KEYS,
+    API_KEYS_VERSION,
+    CALLBACK_SECRETS,
+)
 FOREIGN = ("_kombu.", "unacked", "headway.", "rq:", "celery")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolKeys:
-    """The keys of one pool. Suffixes: see the table in docs/architecture.md."""
+    """The keys of one queue: of a pool, or of one of its shards. Suffixes: see the table in docs/architecture.md."""
 
-    pool: str
+    queue: str
     prefix: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prefix", f"{ROOT}{{{self.pool}}}:")
+        object.__setattr__(self, "prefix", f"{ROOT}{{{self.queue}}}:")
 
     def ready(self, service_class: int) -> str:
         return f"{self.prefix}ready:{service_class}"
@@ -83,6 +99,10 @@ class PoolKeys:
         """HASH with a TTL of three heartbeats."""
         return f"{self.prefix}worker:{worker_id}"
 
+    def breaker(self, worker_id: str) -> str:
+        """HASH with a TTL: the worker's breaker, once it has opened. Its counts are beside it, in a key for each sixth of the window."""
+        return f"{self.prefix}brk:{worker_id}"
+
     def marker(self, worker_id: str) -> str:
         """ZSET: wakes this worker, which has the prefix of a waiting job. Ten seconds."""
         return f"{self.prefix}marker:{worker_id}"
@@ -101,6 +121,26 @@ def idempotency_key(tenant: str, key: str) -> str:
     """STRING: what a caller's idempotency key stands for. A digest, for callers put anything into their keys."""
     digest = hashlib.sha256(f"{tenant}\0{key}".encode()).hexdigest()
     return f"{ROOT}idem:{digest}"
+
+
+FLOORS = f"{ROOT}floors"  # HASH "<route> <kind>": what feedback has taught; a month after the last lesson it expires
+FEEDBACK = f"{ROOT}feedback"  # STREAM, capped: outcomes of routed jobs, without their text
+
+
+def sticky_key(tenant: str, route: str, *, conversation: int) -> str:
+    """STRING: the pool that a conversation is in. Expires some time after its last turn."""
+    digest = hashlib.sha256(f"{tenant}\0{route}\0{conversation}".encode()).hexdigest()[:32]
+    return f"{ROOT}sticky:{digest}"
+
+
+def rated_key(job_id: str) -> str:
+    """STRING: a job's feedback, which counts once."""
+    return f"{ROOT}rated:{job_id.partition('.')[0]}"
+
+
+def callback_key(delivery_id: str) -> str:
+    """HASH: where, what, how often. Three days."""
+    return f"{ROOT}callback:{delivery_id}"
 
 
 def file_key(file_id: str) -> str:
@@ -127,6 +167,29 @@ class BatchKeys:
     def unit(self, unit: str) -> str:
         """HASH: one piece of a batch's work (`plan`, a slice's number, or `finalize`) and its lease."""
         return f"{self.batch}:unit:{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitKeys:
+    """What a tenant and its keys have taken of their limits. All have a TTL."""
+
+    tenant: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{ROOT}limit:{{{self.tenant}}}:"
+
+    def window(self, scope: str) -> str:
+        """HASH: requests and tokens of the last minute, by slot."""
+        return f"{self.prefix}window:{scope}"
+
+    def open(self, scope: str) -> str:
+        """ZSET of the jobs that have not ended, by the end of their lease (ms)."""
+        return f"{self.prefix}open:{scope}"
+
+    def reservation(self, job: str) -> str:
+        """STRING: when the job took how many tokens."""
+        return f"{self.prefix}job:{job}"
 
 
 def is_permanent(key: str) -> bool:

@@ -4,18 +4,30 @@ Every method is safe to repeat: a job is known by its id.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from broker import bulk, policy, scripts
+from broker import enqueued, fleet, policy, scripts
 from broker.connection import Pipe
 from broker.errors import RedisAway, UnknownJob
-from broker.job import Accepted, Forecast, JobView, ServiceClass, Status, Submission, new_job_id, pool_of
+from broker.job import (
+    Accepted,
+    Ahead,
+    Forecast,
+    JobView,
+    ServiceClass,
+    Status,
+    Submission,
+    new_job_id,
+    queue_of,
+)
 from broker.keys import PoolKeys
 from broker.script import Call
 
 SUBMIT_PATIENCE_S = 2.0
+LEAST_PAGE = 100  # of an index that is searched, which may hold mostly others' jobs
 BULK = 200  # jobs per script of `submit_bulk`: it holds up everybody else for 2 ms
 USAGE = {"prompt_used": "prompt_tokens", "output_used": "completion_tokens", "cached_used": "cached_tokens"}
 
@@ -28,55 +40,71 @@ class Query:
     classes: frozenset[ServiceClass] = frozenset()
     limit: int = 20
     after: str = ""
+    tenant: str = ""  # "": of everybody
 
 
 class Producer:
     """A thin, typed face over the scripts. `pipe` is shared with whoever else lives in this process."""
 
-    def __init__(self, pipe: Pipe, order: policy.Order | None = None) -> None:
+    def __init__(
+        self,
+        pipe: Pipe,
+        order: policy.Order | None = None,
+        *,
+        limits_of: Callable[[str], policy.QueueLimits] = lambda _: policy.QueueLimits(),
+    ) -> None:
+        """`limits_of`: what a queue takes, by its name."""
         self._pipe = pipe
         self._order = order or policy.Order()
+        self._limits_of = limits_of
+        self._announcer = fleet.Announcer(pipe)
 
-    async def submit(self, job: Submission, *, durable: bool = False) -> Accepted:
+    async def submit(
+        self, job: Submission, *, durable: bool = False, most_ahead_s: float | None = None
+    ) -> Accepted:
         """Queues one job. Repeats itself by id while Redis is away, up to `SUBMIT_PATIENCE_S`.
 
         `durable`: returns when it is on the server's disk, where the server can tell (docs/durability.md).
+        `most_ahead_s`: it is refused if jobs of more predicted seconds would be claimed before it.
         Raises RedisAway (nothing is promised), QueueFull.
         """
-        return (await self.submit_many([job], durable=durable))[0]
+        call = scripts.enqueue(job, self._order, admission=self._admission(job, most_ahead_s=most_ahead_s))
+        return enqueued.accepted([job], (await self._insist([call], durable=durable))[0])[0]
+
+    def _admission(self, job: Submission, *, most_ahead_s: float | None = None) -> policy.Admission:
+        """Nobody asks where a job is that a connection waits for."""
+        return policy.Admission(self._limits_of(job.queue), most_ahead_s, locate=not job.attached)
 
     async def submit_many(self, jobs: Sequence[Submission], *, durable: bool = False) -> list[Accepted]:
-        """Queues all jobs in one round trip. On RedisAway some may be queued: submit the same ids again."""
-        answers = await self._insist([scripts.enqueue(job, self._order) for job in jobs], durable=durable)
-        return [
-            Accepted(job.job_id, bool(answer[0]), Status(answer[1].decode()), answer[2])
-            for job, answer in zip(jobs, answers, strict=True)
-        ]
+        """Queues all jobs in one round trip. On RedisAway, QueueFull some may be queued: submit the same ids again."""
+        calls = [scripts.enqueue(job, self._order, admission=self._admission(job)) for job in jobs]
+        answers = await self._insist(calls, durable=durable)
+        return [enqueued.accepted([job], answer)[0] for job, answer in zip(jobs, answers, strict=True)]
 
     async def submit_bulk(self, jobs: Sequence[Submission]) -> list[Accepted]:
-        """As `submit_many`, at half the cost to Redis, for many jobs of few kinds (`bulk.alike`).
+        """As `submit_many`, at half the cost to Redis, for many jobs of few kinds (`scripts.alike`).
 
-        Positions are not looked up (-1). On QueueFull too some may be queued: submit the same ids again.
+        Positions are not looked up (-1). Past a limit `BULK` jobs are refused together; on QueueFull too some may be
+        queued: submit the same ids again.
         """
         kinds: dict[tuple[object, ...], list[Submission]] = {}
         for job in jobs:
-            kinds.setdefault(bulk.alike(job), []).append(job)
+            kinds.setdefault(scripts.alike(job), []).append(job)
         parts = [kind[at : at + BULK] for kind in kinds.values() for at in range(0, len(kind), BULK)]
         tasks = []
         for part in parts:
             tasks.append(asyncio.create_task(self._submit_part(part)))
             await asyncio.sleep(0)  # so that it is on its way while the next one is put together
-        statuses = {job_id: status for answer in await asyncio.gather(*tasks) for job_id, status in answer}
-        return [Accepted(job.job_id, *statuses[job.job_id], -1) for job in jobs]
+        await asyncio.gather(*tasks, return_exceptions=True)  # all of them, before one raises
+        answers = [task.result() for task in tasks]
+        found = {each.job_id: each for answer in reversed(answers) for each in reversed(answer)}
+        return [found[job.job_id] for job in jobs]
 
-    async def _submit_part(self, jobs: Sequence[Submission]) -> list[tuple[str, tuple[bool, Status]]]:
-        """One script. Answers with what `Accepted` wants to know of each job."""
-        answer = (await self._insist([bulk.enqueue_many(jobs, self._order)]))[0]
-        new = (True, Status.QUEUED)
-        return [
-            (job.job_id, new if status is None else (False, Status(status.decode())))
-            for job, status in zip(jobs, answer, strict=True)
-        ]
+    async def _submit_part(self, jobs: Sequence[Submission]) -> list[Accepted]:
+        """One script."""
+        admission = policy.Admission(self._limits_of(jobs[0].queue), locate=False)
+        call = scripts.enqueue_many(jobs, self._order, admission=admission)
+        return enqueued.accepted(jobs, (await self._insist([call]))[0])
 
     async def _insist(self, calls: Sequence[Call], *, durable: bool = False) -> list[Any]:
         """All answers. Repeats all calls while Redis is away, up to `SUBMIT_PATIENCE_S`; then raises RedisAway."""
@@ -84,6 +112,7 @@ class Producer:
         give_up = loop.time() + SUBMIT_PATIENCE_S
         while True:
             try:
+                await self._announcer.tell(calls)
                 return await self._pipe.run_all(calls, durable=durable)
             except RedisAway:
                 if loop.time() > give_up:
@@ -100,11 +129,22 @@ class Producer:
         if before is None:
             raise UnknownJob(f"there is no job {job_id} (or its record has expired)")
         status = Status(before.decode())
+        if status is Status.ESCALATED:
+            return await self.cancel((await self._get(job_id, with_result=False)).heir)
         return status if status.terminal else Status.CANCELLED
 
     async def get(self, job_id: str, *, with_result: bool = True) -> JobView:
-        """The job as it is now, with its answer or error. Raises UnknownJob, InvalidJob."""
-        keys = PoolKeys(pool_of(job_id))
+        """The job as it is now, with its answer or error; of one that was escalated its successor, which has its place.
+
+        Raises UnknownJob, InvalidJob.
+        """
+        job = await self._get(job_id, with_result=with_result)
+        if job.status is not Status.ESCALATED:
+            return job
+        return replace(await self._get(job.heir, with_result=with_result), first=job)
+
+    async def _get(self, job_id: str, *, with_result: bool) -> JobView:
+        keys = PoolKeys(queue_of(job_id))
         asked = [self._pipe.command("HGETALL", keys.job(job_id))]
         if with_result:
             asked.append(self._pipe.command("GET", keys.result(job_id)))
@@ -121,7 +161,7 @@ class Producer:
         await asyncio.gather(*(self._forget(job_id) for job_id in job_ids))
 
     async def _forget(self, job_id: str) -> None:
-        keys = PoolKeys(pool_of(job_id))
+        keys = PoolKeys(queue_of(job_id))
         asked = self._pipe.command("HGET", keys.job(job_id), "status")
         status, dead = await asyncio.gather(asked, self._pipe.command("ZSCORE", keys.named("dead"), job_id))
         if status is None or dead is not None or not Status(status.decode()).terminal:
@@ -129,20 +169,17 @@ class Producer:
         names = (keys.job(job_id), keys.result(job_id), keys.output(job_id), keys.history(job_id))
         await asyncio.gather(*(self._pipe.command("PEXPIRE", name, 1000) for name in names))
 
-    async def position(self, view: JobView) -> int | None:
-        """Number of jobs that would be claimed before it, or None if it is not ready to be claimed."""
-        keys = PoolKeys(view.pool)
-        rank = self._pipe.command("ZRANK", keys.ready(view.service_class), view.job_id)
-        higher = [self._pipe.command("ZCARD", keys.ready(c)) for c in range(view.service_class)]
-        place, *ahead = await asyncio.gather(rank, *higher)
-        return None if place is None else int(place) + sum(ahead)
+    async def ahead(self, job_id: str) -> Ahead | None:
+        """What would be claimed before the job, or None if it is not ready to be claimed."""
+        found = await self._pipe.run(scripts.ahead(job_id, self._order.aging))
+        return Ahead(int(found[0]), int(found[1]) / 1000) if found else None
 
     async def list_jobs(self, pool: str, query: Query) -> list[JobView]:
         """Jobs that were submitted to be polled, newest first. Looks at no more than ten pages of the index."""
-        keys, found = PoolKeys(pool), list[JobView]()
+        keys, found, page = PoolKeys(pool), list[JobView](), max(query.limit, LEAST_PAGE)
         start = await self._rank_after(keys, query.after) if query.after else 0
         for _ in range(10):
-            stop = start + query.limit - 1
+            stop = start + page - 1
             ids = [
                 i.decode() for i in await self._pipe.command("ZREVRANGE", keys.named("index"), start, stop)
             ]
@@ -152,16 +189,24 @@ class Producer:
                 for i, f in zip(ids, flats, strict=True)
                 if f
             ]
+            views = list(await asyncio.gather(*(self._now(v) for v in views)))
             found += [v for v in views if matches(v, query)]
             start = stop + 1
-            if len(found) >= query.limit or len(ids) < query.limit:
+            if len(found) >= query.limit or len(ids) < page:
                 break
         return found[: query.limit]
+
+    async def _now(self, job: JobView) -> JobView:
+        """Of a job that was escalated its successor, where that is still known."""
+        if job.status is Status.ESCALATED:
+            with contextlib.suppress(UnknownJob):
+                return replace(await self._get(job.heir, with_result=False), first=job)
+        return job
 
     async def _rank_after(self, keys: PoolKeys, after: str) -> int:
         """How many of the pool's jobs are not older than `after`, which may be a job of any pool."""
         index = keys.named("index")
-        score = await self._pipe.command("ZSCORE", PoolKeys(pool_of(after)).named("index"), after)
+        score = await self._pipe.command("ZSCORE", PoolKeys(queue_of(after)).named("index"), after)
         if score is None:
             raise UnknownJob(f"there is no job {after} to list after (or it is no longer listed)")
         at = score.decode()
@@ -173,7 +218,7 @@ class Producer:
 
     async def history(self, job_id: str) -> list[bytes]:
         """JSON documents, one for every attempt that failed or died."""
-        return list(await self._pipe.command("LRANGE", PoolKeys(pool_of(job_id)).history(job_id), 0, -1))
+        return list(await self._pipe.command("LRANGE", PoolKeys(queue_of(job_id)).history(job_id), 0, -1))
 
     async def dead(self, pool: str, *, limit: int = 100) -> list[str]:
         """Ids of the pool's dead letters, newest first."""
@@ -182,28 +227,21 @@ class Producer:
             for i in await self._pipe.command("ZREVRANGE", PoolKeys(pool).named("dead"), 0, limit - 1)
         ]
 
-    async def pause(self, pool: str) -> None:
-        """No more claims; what runs goes on, and jobs are accepted."""
-        await self._pipe.command("HSET", PoolKeys(pool).named("stats"), "paused", 1)
-
-    async def resume(self, pool: str) -> None:
-        """Claims again, and wakes a worker."""
-        keys = PoolKeys(pool)
-        await self._pipe.command("HDEL", keys.named("stats"), "paused")
-        await self._pipe.command("ZADD", keys.named("marker"), 0, "work")
-
     async def redrive(self, job_id: str, *, deadline_s: float = policy.DAY_S) -> str:
         """Submits a dead letter again as a new job, whose id is returned. Raises UnknownJob."""
-        new_id = new_job_id(pool_of(job_id))
+        job_id = (await self.get(job_id, with_result=False)).job_id
+        new_id = new_job_id(queue_of(job_id))
         if not await self._pipe.run(scripts.redrive(job_id, new_id, deadline_s=deadline_s)):
             raise UnknownJob(f"{job_id} is not a dead letter, or its request has expired")
         return new_id
 
 
 def matches(job: JobView, query: Query) -> bool:
-    """By status and class."""
-    return (not query.statuses or job.status in query.statuses) and (
-        not query.classes or job.service_class in query.classes
+    """By tenant, status and class."""
+    return (
+        query.tenant in ("", job.tenant)
+        and (not query.statuses or job.status in query.statuses)
+        and (not query.classes or job.service_class in query.classes)
     )
 
 
@@ -214,30 +252,41 @@ def view(job_id: str, fields: Mapping[bytes, bytes], *, result: bytes | None) ->
         return int(float(fields.get(name, b"0")))
 
     def at(name: bytes) -> float | None:
-        return float(fields[name]) / 1000 if name in fields else None
+        return number(name) / 1000 if name in fields else None
 
-    status = Status(fields[b"status"].decode())
-    usage = {USAGE[n]: number(n.encode()) for n in USAGE if n.encode() in fields}
-    redriven = fields.get(b"redriven_as")
+    def text(name: bytes) -> str:
+        return fields.get(name, b"").decode()
+
+    status = Status(text(b"status"))
     return JobView(
         job_id=job_id,
         status=status,
         service_class=ServiceClass(number(b"class")),
-        endpoint=fields[b"endpoint"].decode(),
-        tenant=fields[b"tenant"].decode(),
+        endpoint=text(b"endpoint"),
+        tenant=text(b"tenant"),
         forecast=Forecast(number(b"ptok"), number(b"otok"), number(b"cost") / 1000),
         attempts=number(b"attempts"),
         errors=number(b"errors"),
         deaths=number(b"deaths"),
-        worker=fields.get(b"worker", b"").decode(),
+        worker=text(b"worker"),
         created=number(b"created") / 1000,
         deadline=number(b"deadline") / 1000,
         claimed=at(b"claimed"),
         first_token=at(b"first"),
         finished=at(b"finished"),
-        usage=usage,
+        usage={USAGE[n]: number(n.encode()) for n in USAGE if n.encode() in fields},
         metadata=fields.get(b"meta", b""),
         result=result if status is Status.SUCCEEDED else None,
         error=result if status is Status.FAILED else None,
-        redriven_as=redriven.decode() if redriven else None,
+        redriven_as=text(b"redriven_as") or None,
+        recounted=b"recounted" in fields,
+        heir=text(b"heir"),
+        route=text(b"route"),
+        confidence=float(fields[b"conf"]) if b"conf" in fields else None,
+        why=_why(result) if status is Status.ESCALATED else "",
     )
+
+
+def _why(told: bytes | None) -> str:
+    """From what the waiters of an escalated job were told: its successor, and the reason."""
+    return (told or b"").partition(b" ")[2].decode()

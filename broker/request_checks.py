@@ -106,3 +106,13 @@ RULES: dict[str, Callable[[str, Any], None]] = {
     "top_logprobs": _kind("an integer", int),
     "user": _kind("a string", str),
 }
+
+
+def choices(document: Mapping[str, Any]) -> int:
+    """How many answers the engine works on at once: `n` or `best_of` of each prompt. 1 where `check` would refuse it."""
+    asked = (document.get(name) for name in ("n", "best_of"))
+    each = max((n for n in asked if type(n) is int and 0 < n <= MAX_CHOICES), default=1)
+    prompts = document.get("prompt")
+    return each * (
+        len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    )

@@ -20,11 +20,16 @@ PARTS = (
     "requeue",
     "bury",
     "promote",
+    "reconcile",
+    "breaker",
+    "spread",
     "prefix",
     "weigh",
     "pick",
     "take",
     "finish",
+    "ahead",
+    "admit",
 )
 
 
@@ -82,3 +87,7 @@ def sharded(script: Script) -> Script:
 
 def ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def percent(share: float) -> int:
+    return round(100 * share)

@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from broker.errors import ConfigError
-from broker.policy import Aging, Limits, Order, Passing
+from broker.policy import Aging, Breaker, Limits, Memory, Order, Passing
 from broker.topology import KINDS, parse
 from broker.wrong_values import describe
 
@@ -56,6 +56,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024, le=2**30)
     max_file_bytes: int = Field(default=2**30, ge=1024, le=2**44)
     max_queued: int = Field(default=10_000, ge=1, le=10_000_000)  # jobs per pool
+    limits_without_redis: Literal["closed", "open"] = "closed"  # whether limited requests pass unmetered
+    callbacks_to_private: bool = False  # whether webhooks may go into this network
+    callback_secret: SecretStr | None = (
+        None  # of tenants without one of their own; none: each gets one in Redis
+    )
+    callback_max_bytes: int = Field(default=256 * 1024, ge=1024, le=16 * 2**20)  # a larger result is left out
     max_connections: int = Field(default=4096, ge=1, le=1_000_000)  # concurrent requests per API process
 
     # Time limits and retention
@@ -78,11 +84,18 @@ class Settings(BaseSettings):
     max_worker_deaths: int = Field(default=3, ge=1, le=100)
     retry_base_s: float = Field(default=0.5, gt=0, le=60)
     retry_cap_s: float = Field(default=30.0, gt=0, le=3600)
+    breaker_share: float = Field(default=0.1, ge=0, lt=1)  # of a worker's requests that may fail; 0: any
+    breaker_requests: int = Field(default=20, ge=1, le=1_000_000)  # it is judged by at least so many
+    breaker_window_s: float = Field(default=60.0, ge=1, le=600)
+    breaker_open_s: float = Field(default=10.0, ge=0.1, le=300)  # each time twice as long
+    breaker_probes: int = Field(default=5, ge=1, le=1000)  # that must pass, one after the other
 
     # Workers
-    bulk_reserve: float = Field(default=0.0, ge=0, lt=1)  # share of slots that P2 and P3 never take
+    bulk_reserve: float | None = Field(default=None, ge=0, lt=1)  # share of slots that P2, P3 never take
+    bulk_reserve_max: float = Field(default=0.25, ge=0, lt=1)  # of an adaptive one (None)
+    prefill_tokens: int = Field(default=4096, ge=0, le=10_000_000)  # of P2, P3 prompts at a time; 0: any
     preempt_after_s: float = Field(
-        default=0.25, ge=0, le=3600
+        default=0.15, ge=0, le=3600
     )  # a P0 job waits so long before P3, P2 stop; 0: never
     locality_s: float = Field(default=0.1, ge=0, le=60)  # a job is left to the worker that has its prefix
     bypass_n: int = Field(default=16, ge=0, le=10_000)  # a job that does not fit is passed over so often,
@@ -90,6 +103,23 @@ class Settings(BaseSettings):
     slots: int = Field(default=8, ge=1, le=4096)  # where headway.yaml names none
     coalesce_ms: float = Field(default=20.0, ge=0, le=1000)  # chunks of a worker's jobs
     drain_s: float = Field(default=30.0, ge=0, le=3600)  # after SIGTERM; then handed back
+
+    # Patience with an engine
+    engine_connect_s: float = Field(default=5.0, gt=0, le=300)
+    engine_first_byte_s: float = Field(default=300.0, gt=0, le=86_400)  # of a stream: queueing and prefill
+    engine_between_bytes_s: float = Field(default=120.0, gt=0, le=86_400)  # of a stream that has begun
+    engine_answer_s: float = Field(default=600.0, gt=0, le=86_400)  # of an answer that is not streamed
+    engine_load_s: float = Field(default=1.0, ge=0.1, le=60)  # between looks at its load
+    health_s: float = Field(default=5.0, ge=0.1, le=300)  # between looks at its health; three failures: away
+
+    # Forecasts
+    predictor: Literal["learned", "simple"] = "learned"
+    learn_outcomes: int = Field(default=10_000, ge=100, le=1_000_000)  # of finished jobs, per pool; no text
+    learn_pasts: int = Field(
+        default=5_000, ge=1, le=1_000_000
+    )  # tenants' templates whose outputs are kept, per pool
+    learn_ttl_s: float = Field(default=30 * 86_400.0, ge=60, le=365 * 86_400)  # of both, after the last job
+    retrain_s: float = Field(default=21_600.0, ge=0, le=30 * 86_400)  # between trainings; 0: none
 
     # Batches
     celery_concurrency: int = Field(default=4, ge=1, le=256)  # slices at a time
@@ -107,6 +137,11 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(key for part in value.split(",") if (key := part.strip()))
         return value
+
+    @field_validator("bulk_reserve", mode="before")
+    @classmethod
+    def _adaptive_is_none(cls, value: Any) -> Any:
+        return None if value == "adaptive" else value
 
     @field_validator("redis_url", "stream_url")
     @classmethod
@@ -164,11 +199,21 @@ class Settings(BaseSettings):
             max_errors=self.max_engine_errors,
             max_deaths=self.max_worker_deaths,
             aging=self.aging,
+            breaker=self.breaker,
         )
+
+    @property
+    def breaker(self) -> Breaker:
+        times = {"window_s": self.breaker_window_s, "open_s": self.breaker_open_s}
+        return Breaker(self.breaker_share, self.breaker_requests, probes=self.breaker_probes, **times)
 
     @property
     def passing(self) -> Passing:
         return Passing(bypass_n=self.bypass_n, bypass_s=self.bypass_s, patience_s=self.locality_s)
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(self.learn_outcomes, self.learn_pasts, self.learn_ttl_s)
 
     @property
     def redis_is_own(self) -> bool:
@@ -211,12 +256,12 @@ def load_settings(**overrides: Any) -> Settings:
             near = difflib.get_close_matches(name.removeprefix(PREFIX).lower(), Settings.model_fields, n=1)
             hint = f"did you mean {PREFIX}{near[0].upper()}? All are" if near else "all are"
             raise ConfigError(f"{name} is not a setting; {hint} in docs/settings.md")
-    if not settings.loopback and not settings.api_keys:
-        raise ConfigError(
-            f"HEADWAY_HOST={settings.host} is open to the network: set HEADWAY_API_KEYS (comma separated) first, "
-            "or listen on 127.0.0.1"
-        )
     return settings
+
+
+def named_variable(name: str) -> str:
+    """What a variable holds that `headway.yaml` names; "" if it is not set."""
+    return os.environ.get(name, "")
 
 
 def child_environment(settings: Settings) -> dict[str, str]:

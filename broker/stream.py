@@ -8,20 +8,15 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 
-from broker.connection import Pipe
 from broker.ear import Ear, Heard
-from broker.errors import RedisAway, StreamLost, UnknownJob
-from broker.job import Status, pool_of
+from broker.job import Status, queue_of
 from broker.keys import ROOT, PoolKeys
 from broker.locate import locator
 
 MAILBOX_BYTES = 1 << 20
-REPLAY_ENTRIES = 256
-RECONNECT_S = 0.2
-PATIENCE_S = 10.0  # with a Redis that restarts, while a reader waits
 DIGITS = 19  # of an event id's halves; Redis' stream ids are pairs of 64-bit numbers
 
 
@@ -66,9 +61,12 @@ def parse_message(raw: bytes) -> Message:
 class Mailbox:
     """One reader's messages. When full it drops everything and says so: the reader replays then."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, *, move: Callable[["Mailbox", str], None] | None = None) -> None:
+        """`move`: has the box receive what is told about another job."""
         self.job_id = job_id
         self.missed = False
+        self.why = ""  # the job that was read first has been escalated
+        self._move = move
         self._left: Exception | None = None
         self._messages: deque[Message] = deque()
         self._bytes = 0
@@ -93,6 +91,14 @@ class Mailbox:
         """Ends the reading: `get` raises `reason` from now on, whatever is left in the box."""
         self._left = reason
         self._ready.set()
+
+    def move_to(self, heir: str, why: str) -> None:
+        """From now on the job's successor is read, from its beginning."""
+        self.why = why
+        if self._move is not None:
+            self._move(self, heir)
+        self.job_id = heir
+        self.lose()
 
     async def get(self) -> Message | None:
         """The next message, or None when messages may be missing. Raises what `leave` was given."""
@@ -122,8 +128,8 @@ class ReplyHub:
         self._tasks: list[asyncio.Task[None]] = []
 
     def address(self, job_id: str) -> str:
-        """The channel that the job's answers come by: one per pool and process, as a script stays in its pool's slot."""
-        return PoolKeys(pool_of(job_id)).reply(self._process)
+        """The channel that the job's answers come by: one per queue and process, as a script stays in its slot."""
+        return PoolKeys(queue_of(job_id)).reply(self._process)
 
     async def start(self) -> None:
         """Connects. Raises RedisAway."""
@@ -143,40 +149,59 @@ class ReplyHub:
     def mailbox(self, job_id: str) -> Iterator[Mailbox]:
         """Receives what is told about a job whose `reply_to` is this hub. Open it before submitting.
 
-        With the first job of a pool its answers' channel is subscribed; readers replay when that is confirmed.
+        With the first job of a queue its answers' channel is subscribed; readers replay when that is confirmed.
         """
-        pool = pool_of(job_id)
-        self._ear(pool).want(PoolKeys(pool).reply(self._process))
-        box = Mailbox(job_id)
+        queue = queue_of(job_id)
+        self._ear(queue).want(PoolKeys(queue).reply(self._process))
+        box = Mailbox(job_id, move=self._move)
         self._boxes.setdefault(job_id, set()).add(box)
         try:
             yield box
         finally:
-            self._boxes[job_id].discard(box)
-            if not self._boxes[job_id]:
-                del self._boxes[job_id]
+            self._remove(box)
+            if box.job_id != job_id:
+                self._unwatch(box.job_id)
 
     @contextlib.asynccontextmanager
     async def watch(self, job_id: str) -> AsyncIterator[Mailbox]:
         """Receives what is told about any job. Starts with a replay, since it may have begun."""
-        pool = pool_of(job_id)
-        channel = PoolKeys(pool).output(job_id)
         with self.mailbox(job_id) as box:
             box.lose()
-            self._watched[channel] = self._watched.get(channel, 0) + 1
+            self._watch(job_id)
             try:
-                self._ear(pool).want(channel)
                 yield box
             finally:
-                self._watched[channel] -= 1
-                if not self._watched[channel]:
-                    del self._watched[channel]
-                    self._ear(pool).drop(channel)
+                self._unwatch(job_id)
 
-    def _ear(self, pool: str) -> Ear:
-        name = pool if self._locator.sharded else ""
+    def _move(self, box: Mailbox, heir: str) -> None:
+        """A reader of one job goes on with the job that has taken its place, in another queue. It happens once."""
+        self._remove(box)
+        self._boxes.setdefault(heir, set()).add(box)
+        self._watch(heir)
+
+    def _remove(self, box: Mailbox) -> None:
+        self._boxes[box.job_id].discard(box)
+        if not self._boxes[box.job_id]:
+            del self._boxes[box.job_id]
+
+    def _watch(self, job_id: str) -> None:
+        queue = queue_of(job_id)
+        channel = PoolKeys(queue).output(job_id)
+        self._watched[channel] = self._watched.get(channel, 0) + 1
+        self._ear(queue).want(channel)
+
+    def _unwatch(self, job_id: str) -> None:
+        queue = queue_of(job_id)
+        channel = PoolKeys(queue).output(job_id)
+        self._watched[channel] -= 1
+        if not self._watched[channel]:
+            del self._watched[channel]
+            self._ear(queue).drop(channel)
+
+    def _ear(self, queue: str) -> Ear:
+        name = queue if self._locator.sharded else ""
         if name not in self._ears:
-            self._listen(name, Ear(self._locator, PoolKeys(pool).prefix, hear=self._hear))
+            self._listen(name, Ear(self._locator, PoolKeys(queue).prefix, hear=self._hear))
         return self._ears[name]
 
     def _listen(self, name: str, ear: Ear) -> None:
@@ -192,99 +217,8 @@ class ReplyHub:
             return
         # A subscription has begun, perhaps again: only from here on nothing is missed
         head, _, job_id = heard.channel.partition("}:out:")
-        pool = head.partition("}:reply:")[0].removeprefix(f"{ROOT}{{")
+        queue = head.partition("}:reply:")[0].removeprefix(f"{ROOT}{{")
         for name, boxes in self._boxes.items():
-            if name == job_id or (not job_id and pool_of(name) == pool):
+            if name == job_id or (not job_id and queue_of(name) == queue):
                 for box in boxes:
                     box.lose()
-
-
-async def follow(pipe: Pipe, box: Mailbox, *, after: Position) -> AsyncIterator[Message]:
-    """Everything told about the mailbox's job after `after`, once each and in order, ending with `done`.
-
-    Replayed chunks come as messages of kind chunk. A chunk with a higher token than the one before it begins the
-    answer anew. Raises StreamLost if the buffer no longer holds what comes after `after`; UnknownJob; RedisAway.
-    """
-    seen, ended = after, False
-    while not ended:
-        message = await box.get()
-        if message is None or _is_ahead(message, seen):
-            async for message in _catch_up(pipe, box.job_id, seen=seen):
-                yield message
-                seen, ended = message.at, message.kind == "done"
-        elif message.kind != "chunk":
-            yield message
-            ended = message.kind == "done"
-        elif message.at > seen:
-            yield _beyond(message, seen)
-            seen = message.at
-
-
-def _first(message: Message) -> int:
-    """Number of the first payload in a chunk message."""
-    return message.at.seq - message.data.count(b"\n")
-
-
-def _is_ahead(message: Message, seen: Position) -> bool:
-    """Whether chunks that come before this message have not been seen."""
-    if message.kind == "done":
-        return message.at.seq > 0 and message.at > seen
-    if message.kind != "chunk" or message.at <= seen:
-        return False
-    return _first(message) > (seen.seq if message.at.token == seen.token else 0) + 1
-
-
-def _beyond(message: Message, seen: Position) -> Message:
-    """The message without payloads that were seen before."""
-    known = seen.seq - _first(message) + 1 if message.at.token == seen.token else 0
-    if known <= 0:
-        return message
-    return replace(message, data=message.data.split(b"\n", known)[known])
-
-
-async def _catch_up(pipe: Pipe, job_id: str, *, seen: Position) -> AsyncIterator[Message]:
-    """A replay that goes on where it was when Redis comes back, within PATIENCE_S: a restart breaks no stream."""
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + PATIENCE_S
-    while True:
-        try:
-            async for message in _replay(pipe, job_id, seen=seen):
-                yield message
-                seen = message.at
-        except RedisAway:
-            if loop.time() > give_up:
-                raise
-            await asyncio.sleep(RECONNECT_S)
-        else:
-            return
-
-
-async def _replay(pipe: Pipe, job_id: str, *, seen: Position) -> AsyncIterator[Message]:
-    """Whether it runs; stored chunks after `seen`; then `done` if the job had ended before they were read."""
-    keys = PoolKeys(pool_of(job_id))
-    names = ("status", "token", "seq", "created", "claimed", "finished")
-    status, token, seq, created, *later = await pipe.command("HMGET", keys.job(job_id), *names)
-    if status is None:
-        raise UnknownJob(f"there is no job {job_id} (or its record has expired)")
-    state = Status(status.decode())
-    left_queue = next((float(at) for at in later if at), float(created))
-    queue_s = (left_queue - float(created)) / 1000
-    if state is Status.RUNNING:
-        yield Message(job_id, "running", seen, queue_s, state, b"")
-    while entries := await pipe.command(
-        "XRANGE", keys.output(job_id), f"({seen}", "+", "COUNT", REPLAY_ENTRIES
-    ):
-        for entry_id, (_, data) in entries:
-            message = Message(
-                job_id, "chunk", Position.parse(entry_id.decode()), queue_s, Status.RUNNING, data
-            )
-            if _is_ahead(message, seen):
-                raise StreamLost(f"the chunks of {job_id} after {seen} are no longer kept")
-            yield _beyond(message, seen)
-            seen = message.at
-    if state.terminal:
-        end = Position(int(token or 0), int(seq or 0))  # zero is not stored
-        if end.seq > 0 and seen < end:
-            raise StreamLost(f"the chunks of {job_id} after {seen} are no longer kept")
-        data = await pipe.command("GET", keys.result(job_id))
-        yield Message(job_id, "done", end, queue_s, state, data or b"")

@@ -2,6 +2,8 @@
 
 import random
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import redis
@@ -11,7 +13,7 @@ from redis.retry import Retry
 
 from broker.errors import RedisAway
 from broker.script import Call
-from broker.topology import Address, parse, read_slots, slot_of
+from broker.topology import Address, parse, read_slots, slot_of, tag_of
 
 SHARE = 0.3  # of the time-out, for one of the hosts that may know where the server is
 
@@ -41,6 +43,25 @@ class ThreadLink:
         except (RedisError, OSError):
             self.close()
             raise
+
+    def run_all(self, calls: Sequence[Call]) -> list[Any]:
+        """All answers, by one pipeline. Raises as `run`."""
+        if len(calls) == 1:
+            return [self.run(calls[0])]
+        try:
+            if self._client is None:
+                self._client = self._connect(self._find())
+            with self._client.pipeline(transaction=False) as pipeline:
+                for call in calls:
+                    pipeline.execute_command(*call.evalsha())  # type: ignore[no-untyped-call]
+                answers = pipeline.execute(raise_on_error=False)
+        except (RedisError, OSError):
+            self.close()
+            raise
+        return [
+            self.run(call) if isinstance(answer, RedisError) else answer
+            for call, answer in zip(calls, answers, strict=True)
+        ]
 
     def close(self) -> None:
         if self._client is not None:
@@ -91,3 +112,40 @@ class ThreadLink:
         others = {(peer[0].decode() or host[0], int(peer[1])) for row in rows for peer in row[2:]}
         self._hosts = [*self._topology.hosts, *sorted(others - set(self._topology.hosts))]
         return read_slots(rows, self._topology, asked=host).at(slot_of(self._key))
+
+
+class ThreadLinks:
+    """The same for calls of several queues: one link, or in a cluster one for each, which are asked at the same time."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._in_cluster = parse(url).kind == "cluster"
+        self._links: dict[str, ThreadLink] = {}
+
+    def run_all(self, calls: Sequence[Call]) -> list[Any]:
+        """What each call was answered, or the RedisError, OSError or RedisAway that it met."""
+        if not self._in_cluster:
+            return self._ask(self._link(""), calls)
+        links = [self._link(call.keys[0]) for call in calls]
+        if len(calls) == 1:
+            return self._ask(links[0], calls)
+        with ThreadPoolExecutor(len(calls), thread_name_prefix="heartbeat") as threads:
+            return [answers[0] for answers in threads.map(self._ask, links, [[call] for call in calls])]
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+
+    def _link(self, key: str) -> ThreadLink:
+        tag = tag_of(key) if key else ""
+        if tag not in self._links:
+            self._links[tag] = ThreadLink(self._url, key=key, timeout_s=self._timeout_s)
+        return self._links[tag]
+
+    @staticmethod
+    def _ask(link: ThreadLink, calls: Sequence[Call]) -> list[Any]:
+        try:
+            return link.run_all(calls)
+        except (RedisError, OSError, RedisAway) as error:
+            return [error] * len(calls)

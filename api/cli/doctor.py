@@ -29,6 +29,8 @@ from broker.errors import BrokerError, ConfigError
 from broker.locate import locator
 from broker.settings import Settings, child_environment, load_settings
 from broker.storage import check_scheme
+from predictor.model_set import probe
+from predictor.model_store import ModelStore
 
 SKEW_WARN_S = 1.0
 NOT_STARTED = "none runs: start it with `headway up`, or name a running one in HEADWAY_REDIS_URL"
@@ -70,6 +72,7 @@ async def findings(settings: Settings, config: Config) -> AsyncIterator[Finding]
         *check_files(settings),
         *check_disk(settings.home),
         *check_home(settings),
+        *check_predictor(settings),
     ):
         yield finding
     reachable = True
@@ -205,6 +208,22 @@ def check_packages(config: Config) -> Iterator[Finding]:
             f"pools {', '.join(embedded)} use the embedded engine, which needs {', '.join(absent)}: run `make install`, "
             "or pip install --no-deps them",
         )
+
+
+def check_predictor(settings: Settings) -> Iterator[Finding]:
+    """Loads the models in a process of its own, as LightGBM may end the one that loads a damaged file."""
+    if settings.predictor == "simple":
+        return
+    store = ModelStore(settings.home)
+    try:
+        serving = store.serving()
+        probe(store.folder(serving))
+    except BrokerError as error:
+        yield Finding(
+            "warn", "predictor", f"{error}; simple forecasts serve: `headway predictor rollback`, or train"
+        )
+    else:
+        yield Finding("ok", "predictor", f"models {serving}")
 
 
 def check_files(settings: Settings) -> Iterator[Finding]:

@@ -8,8 +8,10 @@ from api.cli.listener import answers
 from broker.config import Config, ModelConfig
 from broker.connection import Pipe
 from broker.errors import BrokerError
-from broker.fleet import PoolView, look
+from broker.fleet import PoolView, look_pool
 from broker.settings import Settings
+
+NAMED_ENGINES = 3
 
 
 async def check_pools(settings: Settings, config: Config) -> list[Finding]:
@@ -17,7 +19,7 @@ async def check_pools(settings: Settings, config: Config) -> list[Finding]:
     found: list[Finding] = []
     try:
         for model in config.models:
-            view = await look(pipe, model.pool)
+            view = await look_pool(pipe, model.pool)
             finding = ready(view) if view.ready_workers else unready(model, view, home=Home(settings.home))
             found += [finding, *await check_engines(model, view)]
     except BrokerError as error:
@@ -31,7 +33,10 @@ def ready(view: PoolView) -> Finding:
     states = states_of(view)
     level: Level = "warn" if states or view.dead else "ok"
     dead = f"; {view.dead} dead letters" if view.dead else ""
-    text = f"{len(view.ready_workers)} ready workers, {view.slots} slots, {sum(view.waiting)} jobs wait{dead}"
+    engines = sorted({worker.engine for worker in view.ready_workers})
+    shown = ", ".join(engines[:NAMED_ENGINES]) + (" …" if len(engines) > NAMED_ENGINES else "")
+    workers = f"{len(view.ready_workers)} ready workers ({shown})"
+    text = f"{workers}, {view.slots} slots, {sum(view.waiting)} jobs wait{dead}"
     return Finding(level, f"pool {view.pool}", f"{text}{'; ' + states if states else ''}")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli import batch, job
+from api.cli import batch, fleet, job, keys, predictor
 from api.cli.chat import chat
 from api.cli.parts import python
 from broker.errors import BrokerError
@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 app.add_typer(job.app, name="job")
 app.add_typer(batch.app, name="batch")
+app.add_typer(fleet.app, name="fleet")
+app.add_typer(keys.app, name="keys")
+app.add_typer(predictor.app, name="predictor")
 app.command()(chat)
 
 
@@ -73,6 +76,16 @@ def api(
 def worker(context: typer.Context) -> None:
     """One engine worker: --pool NAME --engine llamacpp | http://HOST:PORT [--dialect …]."""
     os.execv(sys.executable, python("workers.main", *context.args))  # noqa: S606 - becomes the worker
+
+
+@app.command(
+    "sim-engine",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def sim_engine(context: typer.Context) -> None:
+    """A simulated GPU behind vLLM's API: --port P --gpu MODEL@GPU [--speed X] [--crash-after N …]."""
+    os.execv(sys.executable, python("workers.engines.sim.main", *context.args))  # noqa: S606 - becomes the engine
 
 
 @app.command()

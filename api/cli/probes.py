@@ -7,7 +7,7 @@ from api.cli.parts import Part
 from api.cli.supervisor import Probe
 from broker.connection import Pipe, connect
 from broker.errors import RedisAway
-from broker.fleet import look
+from broker.fleet import look_pool
 
 
 async def alive(_: int) -> bool:
@@ -42,7 +42,7 @@ def worker_is_ready(pool: str, *, pipe: Pipe) -> Probe:
 
     async def probe(pid: int) -> bool:
         try:
-            view = await look(pipe, pool)
+            view = await look_pool(pipe, pool)
         except RedisAway:
             return False
         return any(worker.pid == pid for worker in view.ready_workers)

@@ -1,7 +1,7 @@
 """Keeps parts running: starts them, starts those that die again, stops all in order. One per `headway up`.
 
-Its owner asks `until` for each part at the start; from `settle` on it never gives up on a part. Between events it
-sleeps in the kernel: no polling.
+Its owner asks `until` for each part at the start; from `settle` on it never gives up on a part, but for a worker that
+an operator has drained. Between events it sleeps in the kernel: no polling.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from api.cli.child import Backoff, describe_exit, kill_group, spawn, stop
 from api.cli.home import Home, Identity, tail
 from api.cli.parts import STOP_ORDER, Part
 from broker.errors import BrokerError
+from broker.steering import DISMISSED
 
 START_ATTEMPTS = 3  # a part that has never been well is not tried for ever
 PROBE_S = 0.05
@@ -77,6 +78,11 @@ class Supervisor:
             end = await self._run_once(part)
             if self._stopping:
                 return
+            if self._is_dismissed(part):
+                self._report(f"{part.name} was drained by an operator and has left; it is not started again")
+                del self.running[part.name]
+                self._changed()
+                return
             wait_s = backoff.next_s(time.monotonic() - began)
             given_up = not self._settled and backoff.quick_deaths >= START_ATTEMPTS
             if given_up and not part.optional:
@@ -88,6 +94,10 @@ class Supervisor:
                 log = self._home.log(part.name)
                 self._report(f"{part.name} {end}; starting it again in {wait_s:.1f} s (log: {log})")
             await asyncio.sleep(wait_s)
+
+    def _is_dismissed(self, part: Part) -> bool:
+        running = self.running.get(part.name)
+        return part.kind == "worker" and running is not None and running.process.returncode == DISMISSED
 
     def _do_without(self, part: Part, end: str, *, told: bool) -> None:
         self._missed.setdefault(part.name, self._failed(part, end))

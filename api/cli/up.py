@@ -17,6 +17,7 @@ from api.cli.parts import Part, api_part, engine_parts, redis_part
 from api.cli.probes import probe_of, redis_answers
 from api.cli.redis_server import RedisServer, adopt, find_binary, free_port, port_is_free, stable_port
 from api.cli.supervisor import PartFailed, Supervisor
+from api.keyring import Keyring
 from broker.config import Config, load_config
 from broker.connection import Pipe, check_servers
 from broker.errors import BrokerError
@@ -186,7 +187,9 @@ def run_up(*, say: Callable[[str], None]) -> None:
         from broker.storage import check_scheme  # which loads fsspec
 
         check_scheme(settings.files_url)
-    up = Up(settings, load_config(settings), say=say)
+    config = load_config(settings)
+    Keyring(settings, config)  # refuses here what the API would refuse
+    up = Up(settings, config, say=say)
     with up.home.in_use(), up.home.lock():
         end(up.home.leftovers())
         up.home.up_file.unlink(missing_ok=True)

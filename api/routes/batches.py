@@ -6,14 +6,16 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Scope
 
 from api import body
 from api.errors import invalid
 from api.idempotency import key_of, reused
+from api.ownership import own_batch, own_file, tenant_of
 from api.rendering import Json
 from api.routes.files import page, services_of, store_of
 from api.services import Services
-from api.submit import Wishes, parse_class
+from api.submit import Wishes, check_class, parse_class
 from broker import request_checks
 from broker.batch_record import TIMES, BatchSpec, BatchView, message_for, metadata_of
 from broker.batch_scripts import PLAN
@@ -38,11 +40,11 @@ def store(services: Services) -> BatchStore:
 async def create_batch(request: Request) -> Json:
     """Accepts a batch. With an `Idempotency-Key` header a repeat returns the batch that there is."""
     services = services_of(request)
-    wishes = Wishes.read(request.scope["headers"])
+    wishes = Wishes.read(request.scope)
     key = key_of(request.scope["headers"])
     spec = understand(body.parse(await body.read(request.receive)), wishes=wishes, key=key)
     files = store_of(services)
-    await _check_input(files, spec)
+    await _check_input(files, spec, scope=request.scope)
     batch = await store(services).create(spec)
     if differs(batch.spec, spec):
         raise reused("batch")
@@ -52,9 +54,9 @@ async def create_batch(request: Request) -> Json:
     return Json(document(batch))
 
 
-async def _check_input(files: FileStore, spec: BatchSpec) -> None:
+async def _check_input(files: FileStore, spec: BatchSpec, *, scope: Scope) -> None:
     """Raises UnknownFile, ApiError."""
-    record = await files.get(spec.input_file_id)
+    record = own_file(await files.get(spec.input_file_id), scope)
     if record.purpose != "batch":
         message = (
             f"the input file was uploaded with purpose {record.purpose!r}; a batch needs purpose 'batch'"
@@ -74,14 +76,15 @@ class Listed(BaseModel):
 @router.get("")
 async def list_batches(request: Request, listed: Annotated[Listed, Query()]) -> Json:
     """Newest first."""
-    found, more = await store(services_of(request)).list_batches(limit=listed.limit, after=listed.after)
+    batches, tenant = store(services_of(request)), tenant_of(request.scope)
+    found, more = await batches.list_batches(limit=listed.limit, after=listed.after, tenant=tenant.name)
     return Json(page([document(batch) for batch in found], more=more))
 
 
 @router.get("/{batch_id}")
 async def get_batch(request: Request, batch_id: str) -> Json:
     """The batch as it is now."""
-    return Json(document(await store(services_of(request)).get(batch_id)))
+    return Json(document(own_batch(await store(services_of(request)).get(batch_id), request.scope)))
 
 
 @router.post("/{batch_id}/cancel")
@@ -89,6 +92,7 @@ async def cancel_batch(request: Request, batch_id: str) -> Json:
     """Feeds no more lines and aborts those that run; what is answered by then is kept."""
     services = services_of(request)
     batches = store(services)
+    own_batch(await batches.get(batch_id), request.scope)
     for unit in await batches.cancel(batch_id):
         name, ids = message_for(batch_id, unit)
         services.celery_send(name, *ids)
@@ -108,14 +112,20 @@ def understand(asked: dict[str, Any], *, wishes: Wishes, key: str) -> BatchSpec:
         service_class = parse_class(metadata[CLASS_KEY], param=f"metadata.{CLASS_KEY}")
     if service_class not in (None, ServiceClass.P2, ServiceClass.P3):
         raise invalid("a batch is of class P2 or P3", param="class")
+    own = wishes.tenant.default_class
+    usual = own if own in (ServiceClass.P2, ServiceClass.P3) else ServiceClass.P2
+    service_class = usual if service_class is None else service_class
+    check_class(wishes.tenant, service_class)
     return BatchSpec(
         input_file_id=asked["input_file_id"],
         endpoint=asked["endpoint"],
-        service_class=ServiceClass.P2 if service_class is None else service_class,
+        service_class=service_class,
+        tenant=wishes.tenant.name,
         completion_window=asked["completion_window"],
         window_s=_window_s(asked["completion_window"]),
         metadata=orjson.dumps(metadata) if metadata else b"",
         key=key,
+        pools=tuple(sorted(wishes.tenant.access.pools)),
     )
 
 

@@ -9,16 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from api import body, documents, jobs, schema
 from api.errors import ApiError, invalid
 from api.idempotency import key_of
-from api.rendering import Json
+from api.ownership import known, own_job, tenant_of
+from api.rendering import Headers, Json
 from api.services import Services
 from api.submit import Wishes, parse_class
-from api.watch import known
-from broker import producer
+from broker import feedback, producer
 from broker.errors import UnknownJob
 from broker.job import JobView, Status
 
 MAX_WAIT_S = 60.0
-MOST_DEAD = 1000  # of a pool, that a listing looks at
+MOST_DEAD = 1000  # of a queue, that a listing looks at
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -35,10 +35,12 @@ async def submit_job(request: Request) -> Json:
     With an `Idempotency-Key` header a repeat returns the job that there is.
     """
     services = services_of(request)
-    wishes, key = Wishes.read(request.scope["headers"]), key_of(request.scope["headers"])
+    wishes, key = Wishes.read(request.scope), key_of(request.scope["headers"])
     asked = await jobs.understand(services, await body.read(request.receive), wishes=wishes)
-    document = await jobs.submit(services, asked, key=key)
-    return Json(document, status_code=202, headers={"x-headway-job": document["id"]})
+    told: Headers = []
+    document = await jobs.submit(services, asked, key=key, told=told)
+    headers = {"x-headway-job": document["id"]} | {name.decode(): value.decode() for name, value in told}
+    return Json(document, status_code=202, headers=headers)
 
 
 class Listed(BaseModel):
@@ -55,31 +57,33 @@ class Listed(BaseModel):
 
 @router.get("")
 async def list_jobs(request: Request, listed: Annotated[Listed, Query()]) -> Json:
-    """Jobs of all pools, newest first."""
-    services = services_of(request)
+    """The tenant's jobs of all pools, newest first. With the admin scope, everybody's dead letters."""
+    services, tenant = services_of(request), tenant_of(request.scope)
     wanted = producer.Query(
         statuses=_statuses(listed.status),
         classes=frozenset({parse_class(listed.service_class, param="class")} if listed.service_class else ()),
         limit=listed.limit + 1,
         after=known(listed.after) if listed.after else "",
+        tenant="" if listed.dead and tenant.access.admin else tenant.name,
     )
     load = _dead if listed.dead else _listed
+    await services.fleet.pools()
     lists = await asyncio.gather(
-        *(load(services, pool, wanted=wanted) for pool in await services.fleet.pools())
+        *(load(services, queue, wanted=wanted) for queue in services.fleet.seen_queues())
     )
     found = sorted((job for some in lists for job in some), key=_age, reverse=True)
     page = [documents.job_document(job) for job in found[: listed.limit]]
     return Json({"object": "list", "data": page, "has_more": len(found) > listed.limit})
 
 
-async def _listed(services: Services, pool: str, *, wanted: producer.Query) -> list[JobView]:
-    return await services.producer.list_jobs(pool, wanted)
+async def _listed(services: Services, queue: str, *, wanted: producer.Query) -> list[JobView]:
+    return await services.producer.list_jobs(queue, wanted)
 
 
-async def _dead(services: Services, pool: str, *, wanted: producer.Query) -> list[JobView]:
-    """Of the newest dead letters of the pool those that are wanted."""
+async def _dead(services: Services, queue: str, *, wanted: producer.Query) -> list[JobView]:
+    """Of the newest dead letters of the queue those that are wanted."""
     after = await services.producer.get(wanted.after, with_result=False) if wanted.after else None
-    ids = await services.producer.dead(pool, limit=MOST_DEAD)
+    ids = await services.producer.dead(queue, limit=MOST_DEAD)
     seen = await asyncio.gather(*(services.producer.get(i) for i in ids), return_exceptions=True)
     found = (job for job in seen if isinstance(job, JobView) and producer.matches(job, wanted))
     older = (job for job in found if after is None or _age(job) < _age(after))
@@ -92,10 +96,11 @@ def _age(job: JobView) -> tuple[float, str]:
 
 def _statuses(text: str | None) -> frozenset[Status]:
     """Comma separated. Raises ApiError."""
+    named = {status.value: status for status in Status if status is not Status.ESCALATED}
     try:
-        return frozenset(Status(word.strip()) for word in text.split(",")) if text else frozenset()
-    except ValueError:
-        raise invalid(f"status must be some of {', '.join(Status)}", param="status") from None
+        return frozenset(named[word.strip()] for word in text.split(",")) if text else frozenset()
+    except KeyError:
+        raise invalid(f"status must be some of {', '.join(named)}", param="status") from None
 
 
 @router.get("/{job_id}")
@@ -104,7 +109,8 @@ async def get_job(
 ) -> Json:
     """The job. `wait`: seconds to hold the answer back for its end."""
     services = services_of(request)
-    job = await jobs.wait_for_end(services, known(job_id), wait_s=wait, receive=request.receive)
+    await own_job(services, request.scope, job_id=job_id)
+    job = await jobs.wait_for_end(services, job_id, wait_s=wait, receive=request.receive)
     return Json(await jobs.describe(services, job))
 
 
@@ -112,15 +118,32 @@ async def get_job(
 async def cancel_job(request: Request, job_id: str) -> Json:
     """Cancels it unless it has ended; the job as it is then."""
     services = services_of(request)
-    await services.producer.cancel(known(job_id))
+    await own_job(services, request.scope, job_id=job_id)
+    await services.producer.cancel(job_id)
     return Json(await jobs.describe(services, await services.producer.get(job_id)))
+
+
+@router.post("/{job_id}/feedback", openapi_extra=schema.FEEDBACK_BODY)
+async def rate_job(request: Request, job_id: str) -> Json:
+    """Teaches routes when the small model will do. Once per job; only numbers are kept, no text."""
+    services = services_of(request)
+    document = body.parse(await body.read(request.receive))
+    rating = document.get("rating")
+    if rating not in ("good", "bad") or len(document) > 1:
+        raise invalid('the body must be {"rating": "good"} or {"rating": "bad"}', param="rating")
+    await own_job(services, request.scope, job_id=job_id)
+    job = await services.producer.get(job_id, with_result=True)
+    if not job.status.terminal:
+        raise ApiError(409, f"{job_id} has not ended; it is {job.status}", code="job_not_ended")
+    counted = await feedback.rate(services.pipe, job, good=rating == "good")
+    return Json({"id": job_id, "object": "feedback", "rating": rating, "counted": counted})
 
 
 @router.post("/{job_id}/redrive", status_code=202)
 async def redrive_job(request: Request, job_id: str) -> Json:
     """Submits a dead letter's request again, as a new job, whose document is returned."""
     services = services_of(request)
-    job = await services.producer.get(known(job_id), with_result=False)
+    job = await own_job(services, request.scope, job_id=job_id)
     try:
         new_id = await services.producer.redrive(job_id)
     except UnknownJob:

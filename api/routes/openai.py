@@ -9,15 +9,19 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from api import body, errors, sse
+from api.admission import enqueue, metered
 from api.errors import ClientGone
 from api.idempotency import key_of, keyed_job
-from api.rendering import send_json
+from api.metering import Meter, noted
+from api.rendering import Headers, send_json
 from api.services import Services
-from api.submit import Wishes, attached_job, job_headers, name_job, understand
+from api.submit import Wishes, attached_job, divert, job_headers, name_job, understand
 from broker import request_checks
-from broker.errors import BrokerError
-from broker.job import Submission
-from broker.stream import Mailbox, Message, Position, follow
+from broker.errors import BrokerError, QueueFull
+from broker.following import follow
+from broker.job import Submission, pool_of
+from broker.rescue import POOL_OUT
+from broker.stream import Mailbox, Message, Position
 
 GRACE_S = (
     5.0  # beyond the deadline, for the reaper to end the job; then the answer is 504 whatever Redis does
@@ -32,16 +36,27 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
-        wishes, key = Wishes.read(scope["headers"]), key_of(scope["headers"])
+        wishes, key = Wishes.read(scope), key_of(scope["headers"])
         raw = await body.read(receive)
         asked = await understand(services, self._endpoint, raw=raw, wishes=wishes)
+        asked = await divert(services, asked, wishes=wishes)
         job = await (keyed_job(services, asked, key=key) if key else attached_job(services, asked))
+        meter = await metered(services, job, tenant=asked.tenant)
+        exchange = Exchange(services, noted(job, asked.tenant), receive=receive, send=send, keyed=bool(key))
+        exchange.meter = meter
         try:
-            await Exchange(services, job, receive=receive, send=send, keyed=bool(key)).run()
+            await exchange.run()
+            if exchange.escalated and asked.choice is not None:
+                await services.chooser.keep(asked.choice, asked.choice.heir)
         except ClientGone:
             return
         except BrokerError as error:
-            raise name_job(errors.translate(error), job) from None
+            refusal = errors.translate(error)
+            more = meter.headers if meter else ()
+            raise name_job(refusal, job, more=more, refused=exchange.refused) from None
+        finally:
+            if meter and exchange.ended and not meter.settled:
+                services.spawn(meter.settle())
 
 
 class Exchange:
@@ -50,7 +65,7 @@ class Exchange:
     `keyed`: the job has an idempotency key. The connection may be the second one, and its early end is not the job's.
     """
 
-    __slots__ = ("ended", "job", "keyed", "receive", "send", "services")
+    __slots__ = ("ended", "escalated", "job", "keyed", "meter", "receive", "refused", "send", "services")
 
     def __init__(
         self, services: Services, job: Submission, *, receive: Receive, send: Send, keyed: bool
@@ -60,7 +75,10 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.keyed = keyed
+        self.meter: Meter | None = None
         self.ended = False
+        self.refused = False  # it was never queued
+        self.escalated = ""  # why it was handed on to a larger model
 
     async def run(self) -> None:
         """Raises BrokerError as long as nothing was sent."""
@@ -77,22 +95,50 @@ class Exchange:
         with sse.attended(self.receive, box):
             timer = asyncio.get_running_loop().call_later(job.deadline_s + GRACE_S, box.leave, late)
             try:
-                await self.services.producer.submit(job)
+                await self._enqueue()
                 await (self._stream(box) if job.stream else self._whole(box))
             finally:
                 timer.cancel()
                 if not (self.ended or self.keyed):
-                    self.services.abandon(job.job_id)
+                    self.services.abandon(box.job_id)
+
+    async def _enqueue(self) -> None:
+        """A job that is refused does not have to be cancelled."""
+        try:
+            await enqueue(self.services, self.job)
+        except (errors.ApiError, QueueFull):
+            self.ended = self.refused = True
+            raise
 
     async def _whole(self, box: Mailbox) -> None:
         last = None
         async for message in follow(self.services.pipe, box, after=Position()):
             last = message
         answer = self._answered(last)
-        await send_json(self.send, answer.data, headers=[*job_headers(self.job), _queue_header(answer)])
+        await self._settle()
+        await send_json(self.send, answer.data, headers=[*self._headers(box), _queue_header(answer)])
+
+    async def _settle(self) -> None:
+        """Before the last byte: who has it may ask again at once."""
+        if self.meter:
+            await self.meter.settle()
+
+    def _headers(self, box: Mailbox) -> Headers:
+        """Of the job, and of the pass that its answer comes from. The id stays."""
+        headers, self.escalated = job_headers(self.job), box.why
+        headers += self.meter.headers if self.meter else []
+        if not box.why:
+            return headers
+        pool = [(b"x-headway-pool", pool_of(box.job_id).encode())]
+        if box.why == POOL_OUT:
+            self.escalated = ""
+            pool.append((b"x-headway-degraded", self.job.pool.encode()))
+        else:
+            pool.append((b"x-headway-escalated", box.why.encode()))
+        return [*(header for header in headers if header[0] != b"x-headway-pool"), *pool]
 
     async def _stream(self, box: Mailbox) -> None:
-        out = sse.EventStream(self.send, job_headers(self.job), ping_s=self.services.settings.ping_s)
+        out = sse.EventStream(self.send, self._headers(box), ping_s=self.services.settings.ping_s)
         try:
             await self._relay(box, out)
         except ClientGone:
@@ -102,17 +148,23 @@ class Exchange:
                 raise
             await out.finish(errors.event(error) + sse.DONE)
         else:
+            await self._settle()
             await out.finish(sse.DONE)
         finally:
             out.stop()
 
     async def _relay(self, box: Mailbox, out: sse.EventStream) -> None:
-        last = None
+        last, token = None, 0
         async for message in follow(self.services.pipe, box, after=Position()):
             if not out.started and message.kind != "retry":
-                out.headers.append(_queue_header(message))
+                out.headers[:] = [*self._headers(box), _queue_header(message)]
             if message.kind == "chunk":
+                if message.at.token > token > 0:
+                    await out.write(sse.named_event("reset", b'{"attempt":%d}' % message.at.token))
+                token = message.at.token
                 await out.write(sse.data_events(message.data))
+            elif out.started and box.why == POOL_OUT and message.kind == "retry":  # too late for a header
+                await out.write(b": degraded %s\n\n" % self.job.pool.encode())
             last = message
         self._answered(last)
 

@@ -12,6 +12,7 @@ from api.rendering import Json
 from api.services import Services
 from broker.errors import RedisAway, UnknownPool
 from broker.fleet import PoolView
+from broker.route_config import RouteConfig
 
 READY_TIMEOUT_S = 2.0
 EPOCH = 1_764_547_200  # OpenAI's list wants a date of birth; this is Headway's own: 2025-12-01
@@ -53,9 +54,10 @@ async def _unready(services: Services) -> list[str]:
 @router.get("/metrics", tags=["operations"])
 async def scrape(request: Request) -> Response:
     """Prometheus' text format."""
-    return Response(
-        metrics.render(await services_of(request).fleet.views()), media_type="text/plain; version=0.0.4"
-    )
+    services = services_of(request)
+    views = await services.fleet.views()
+    lessons = await services.foresight.lessons(view.pool for view in views)
+    return Response(metrics.render(views, lessons), media_type="text/plain; version=0.0.4")
 
 
 @router.get("/v1/fleet", tags=["operations"])
@@ -64,28 +66,8 @@ async def fleet(request: Request) -> Json:
     cache = services_of(request).fleet
     views = await cache.views()
     pools = [documents.pool_document(view, cache.model_of(view.pool)) for view in views]
-    everyone = [worker for view in views for worker in view.ready_workers]
-    return Json({"object": "fleet", "pools": pools, "balance": documents.balance(everyone)})
-
-
-@router.post("/v1/fleet/{pool}/pause", tags=["operations"])
-async def pause(request: Request, pool: str) -> Json:
-    """Nothing more is claimed from the pool; what runs goes on, and jobs are still accepted."""
-    return await _set_paused(services_of(request), pool, paused=True)
-
-
-@router.post("/v1/fleet/{pool}/resume", tags=["operations"])
-async def resume(request: Request, pool: str) -> Json:
-    """Undoes a pause."""
-    return await _set_paused(services_of(request), pool, paused=False)
-
-
-async def _set_paused(services: Services, name: str, *, paused: bool) -> Json:
-    """Raises UnknownPool, RedisAway."""
-    pool = await services.fleet.resolve(name)
-    await (services.producer.pause(pool) if paused else services.producer.resume(pool))
-    view = (await services.fleet.look(pool, max_age_s=0.0)).view
-    return Json(documents.pool_document(view, services.fleet.model_of(pool)))
+    everyone = {worker.worker_id: worker for view in views for worker in view.ready_workers}
+    return Json({"object": "fleet", "pools": pools, "balance": documents.balance(list(everyone.values()))})
 
 
 @router.get("/v1/models", tags=["openai"])
@@ -112,7 +94,12 @@ async def _models(services: Services) -> list[dict[str, Any]]:
         model = cache.model_of(view.pool)
         names = (view.pool, *(model.aliases if model else ()))
         entries += [_model(name, view, services=services) for name in names]
-    return entries
+    return entries + [_route(route) for route in services.config.routes]
+
+
+def _route(route: RouteConfig) -> dict[str, Any]:
+    headway = {"route": {"small": route.small, "large": route.large}, "pool": None, "note": None}
+    return {"id": route.name, "object": "model", "created": EPOCH, "owned_by": "headway", "headway": headway}
 
 
 def _model(name: str, view: PoolView, *, services: Services) -> dict[str, Any]:

@@ -1,18 +1,58 @@
--- One job's end as its worker reports it: `report` is { id, token, status, data, prompt, completion, cached tokens }.
--- Adds to `sums` (tokens in, out and cached, ms of running, jobs). Answers 1 done, 2 this token had done it before, 0 the
--- token is stale.
+-- Jobs' ends as their worker reports them: a report is
+-- { id, token, status, data, prompt, completion, cached tokens, 1 if they are estimates, confidence }.
 local SUMS = { 'tokens_in', 'tokens_out', 'tokens_cached' }
 
-local function finish(p, report, sums, now)
-  local id, token, status, data = report[1], report[2], report[3], report[4]
-  local job = redis.call('HMGET', p .. 'job:' .. id, unpack(SETTLE_FIELDS))
-  if job[3] ~= token then return 0 end
-  if job[1] == status then return 2 end
-  if job[1] ~= 'running' then return 0 end
-  settle(p, id, job, status, now, data, 0, 'prompt_used', report[5], 'output_used', report[6], 'cached_used', report[7])
-  for i = 1, 3 do sums[i] = sums[i] + report[4 + i] end
-  sums[4], sums[5] = sums[4] + now - job[8], sums[5] + 1
-  return 1
+-- The job, if the report counts; and 1 it does, 2 this token had done it before, 0 the token is stale.
+local function check(p, report, seen)
+  local job = redis.call('HMGET', p .. 'job:' .. report[1], unpack(SETTLE_FIELDS))
+  local token = report[2]
+  if job[3] ~= token then return nil, 0 end
+  if job[1] == report[3] or seen[report[1]] then return nil, 2 end
+  if job[1] ~= 'running' then return nil, 0 end
+  seen[report[1]] = true
+  return job, 1
+end
+
+local function used(report)
+  local counted = { 'prompt_used', report[5], 'output_used', report[6], 'cached_used', report[7] }
+  if report[8] == '1' then
+    counted[7], counted[8] = 'recounted', 1
+  elseif report[5] + report[6] == 0 then
+    counted = {} -- an engine that counts nothing
+  end
+  if report[3] == 'escalated' then
+    counted[#counted + 1] = 'heir'
+    counted[#counted + 1] = string.match(report[4], '^%S*')
+  end
+  if report[9] ~= '' then
+    counted[#counted + 1] = 'conf'
+    counted[#counted + 1] = report[9]
+  end
+  return unpack(counted)
+end
+
+-- One that was escalated is kept for as long as its successor may run, as it is by its id that callers ask.
+local function prolong(p, report, job, now)
+  if report[3] ~= 'escalated' then return end
+  job[6] = job[6] + math.max(0, redis.call('HGET', p .. 'job:' .. report[1], 'deadline') - now)
+end
+
+-- Ends the jobs and adds to `sums`: tokens in, out and cached, ms of running, jobs.
+local function finish(p, reports, jobs, sums, now)
+  local ids, counts = {}, {}
+  for i, report in ipairs(reports) do ids[i] = report[1] end
+  redis.call('ZREM', p .. 'leases', unpack(ids))
+  redis.call('ZREM', p .. 'deadlines', unpack(ids))
+  for i, report in ipairs(reports) do
+    local job = jobs[i]
+    for at = 1, 3 do sums[at] = sums[at] + report[4 + at] end
+    sums[4], sums[5] = sums[4] + now - job[8], sums[5] + 1
+    local count = report[3] .. ':' .. job[2]
+    counts[count] = (counts[count] or 0) + 1
+    prolong(p, report, job, now)
+    conclude(p, report[1], job, report[3], now, report[4], 0, used(report))
+  end
+  for name, n in pairs(counts) do redis.call('HINCRBY', p .. 'stats', name, n) end
 end
 
 -- Counts them; `run_ms` is a mean in which each job weighs 5 percent.

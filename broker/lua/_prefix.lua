@@ -13,10 +13,7 @@ local function holder(p, chain, now, lease_ms)
   local hashes = blocks(chain)
   local owners = redis.call('HMGET', p .. 'prefixes', unpack(hashes))
   for i = #hashes, 1, -1 do
-    if owners[i] then
-      local seen = redis.call('ZSCORE', p .. 'workers', owners[i])
-      if seen and now - seen <= lease_ms then return owners[i] end
-    end
+    if owners[i] and is_live(p, owners[i], now, lease_ms) then return owners[i] end
   end
 end
 

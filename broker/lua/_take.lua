@@ -1,6 +1,6 @@
 -- Reading a job for claim, and leasing it.
-local JOB_FIELDS = { 'status', 'class', 'token', 'seq', 'reply', 'retain', 'created', 'claimed', 'level', 'tenant', 'cap',
-  'endpoint', 'stream', 'attached', 'attempts', 'cost', 'deadline', 'score', 'need', 'ptok', 'pfx', 'preempts' }
+local JOB_FIELDS = { 'status', 'class', 'token', 'created', 'tenant', 'cap', 'endpoint', 'stream', 'attached',
+  'attempts', 'cost', 'deadline', 'need', 'ptok', 'slots', 'pfx', 'preempts', 'heir', 'plan', 'fall' }
 
 local function read_job(p, id)
   local values, job = redis.call('HMGET', p .. 'job:' .. id, unpack(JOB_FIELDS)), {}
@@ -8,41 +8,59 @@ local function read_job(p, id)
   return job
 end
 
-local function settle_fields(job)
-  local values = {}
-  for i, name in ipairs(SETTLE_FIELDS) do values[i] = job[name] end
-  return values
+-- Higher than any token that the job has had. The low 16 bits are the claim's own: after a failover that lost a claim,
+-- the next one must not mint what the worker of the lost one holds.
+local function mint(old, ask, now)
+  ask.mark = ask.mark or tonumber(string.sub(redis.sha1hex(ask.worker .. ' ' .. now), 1, 4), 16)
+  return (math.floor(old / 65536) + 1) * 65536 + ask.mark
 end
 
-local function take(p, id, job, ask, now)
-  local attempts, token = (job.attempts or 0) + 1, (job.token or 0) + 1
+-- Its row in claim's answer lacks the payload, which `lease` adds.
+local function take(p, id, set, job, ask, now)
+  local attempts, token = (job.attempts or 0) + 1, mint(job.token or 0, ask, now)
   redis.call('HSET', p .. 'job:' .. id, 'status', 'running', 'token', token, 'worker', ask.worker, 'claimed', now,
     'attempts', attempts, 'seq', 0)
+  ask.rows[#ask.rows + 1] = { id, token, job.class, job.endpoint, job.stream or 0, job.attached or '0', attempts, job.cost or 0,
+    job.deadline, job.tenant, job.need or 0, job.preempts or 0, job.heir or '', job.plan or '',
+    job.ptok or 0, job.slots or 1 }
+  ask.from[set] = ask.from[set] or {}
+  table.insert(ask.from[set], id)
   ask.taken[#ask.taken + 1] = id
   ask.deadlines[#ask.deadlines + 1] = job.deadline
   ask.deadlines[#ask.deadlines + 1] = id
   ask.count[job.class] = (ask.count[job.class] or 0) + 1
+  ask.cost[job.class] = (ask.cost[job.class] or 0) + (tonumber(job.cost) or 0)
+  ask.free = ask.probing and 0 or ask.free - slots_of(ask, job)
   take_cap(p, job.tenant, job.cap)
   if job.pfx then remember(p, job.pfx, ask.worker, now) end
-  if ask.kv >= 0 then ask.kv = ask.kv - (tonumber(job.need) or 0) end
-  if ask.prefill >= 0 then ask.prefill = ask.prefill - (tonumber(job.ptok) or 0) end
-  if tonumber(job.class) >= 2 then ask.bulk = ask.bulk - 1 end
+  if ask.kv >= 0 then ask.kv = math.max(0, ask.kv - (tonumber(job.need) or 0)) end
+  if ask.prefill >= 0 and tonumber(job.class) >= 2 then
+    ask.prefill = math.max(0, ask.prefill - (tonumber(job.ptok) or 0))
+  end
+  if tonumber(job.class) >= 2 then ask.bulk = ask.bulk - slots_of(ask, job) end
   tell(p, id, '', 'running ' .. token .. ' 0 ' .. (now - job.created) .. ' running', ask.worker)
-  return { id, token, job.class, job.endpoint, job.stream or 0, job.attached or 0, attempts, job.cost or 0, job.deadline,
-    job.tenant, job.need or 0, job.preempts or 0, redis.call('GET', p .. 'in:' .. id) or '' }
 end
 
 -- What all taken jobs have in common, in as few commands as it takes.
 local function lease(p, ask, now)
   if #ask.taken == 0 then return end
-  local leases = {}
-  for _, id in ipairs(ask.taken) do
+  local leases, payloads = {}, {}
+  for i, id in ipairs(ask.taken) do
     leases[#leases + 1] = now + ask.lease_ms
     leases[#leases + 1] = id
+    payloads[i] = p .. 'in:' .. id
   end
+  for set, ids in pairs(ask.from) do redis.call('ZREM', set, unpack(ids)) end
+  for i, payload in ipairs(redis.call('MGET', unpack(payloads))) do ask.rows[i][17] = payload or '' end
   redis.call('ZREM', p .. 'aging', unpack(ask.taken))
   redis.call('ZADD', p .. 'deadlines', unpack(ask.deadlines))
   redis.call('ZADD', p .. 'leases', unpack(leases))
-  for class, n in pairs(ask.count) do redis.call('HINCRBY', p .. 'stats', 'claimed:' .. class, n) end
+  for class, n in pairs(ask.count) do
+    redis.call('HINCRBY', p .. 'stats', 'claimed:' .. class, n)
+    redis.call('HINCRBY', p .. 'stats', 'claimed_ms:' .. class, ask.cost[class])
+    count_waiting(p, class, -n, -ask.cost[class])
+  end
+  if ask.home == '1' then redis.call('HINCRBY', p .. 'stats', 'stolen_shard', #ask.taken) end
   if ask.holds then redis.call('DEL', p .. 'hold') end
+  note_probe(p, ask, now)
 end

@@ -1,9 +1,11 @@
--- Recovers what nobody else will: leases of dead workers, retries that are due, jobs past their deadline.
+-- Recovers what nobody else will: leases of dead workers, retries that are due, jobs past their deadline, and jobs that
+-- an index has lost (_reconcile.lua).
 -- KEYS: 1 prefix, 2 leases, 3 deadlines, 4 index, 5 dead, 6 workers, 7 stats, 8 reaped
--- ARGV: 1 every_ms, 2 limit, 3 max_deaths, 4 keep_ms, 5 index_ms, 6 error for a death (JSON), 7-10 ages (ms)
+-- ARGV: 1 every_ms, 2 limit, 3 max_deaths, 4 keep_ms, 5 index_ms, 6 error for a death (JSON), 7-10 ages (ms),
+--       11 lease_ms
 -- RETURNS: {deaths, due, expired}, or {} if another process did it less than every_ms ago
 -- INVARIANT: guarded by status and expiry; bounded by limit; a job goes back with its first score.
--- INCLUDES: now, tell, place, revive, cap, settle, requeue, bury, promote
+-- INCLUDES: now, tell, place, revive, cap, settle, requeue, bury, promote, reconcile
 if redis.call('EXISTS', KEYS[8]) == 1 then return {} end
 redis.call('DEL', KEYS[8]) -- a first write that memory pressure cannot refuse
 redis.call('SET', KEYS[8], 1, 'PX', ARGV[1])
@@ -37,6 +39,7 @@ promote(p, now, { ARGV[7], ARGV[8], ARGV[9], ARGV[10] }, limit)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, limit)) do overdue(id) end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, limit)) do died(id) end
 local due = revive(p, now, limit)
+reconcile(p, now, tonumber(ARGV[11]), died)
 local old = { [KEYS[4]] = ARGV[5], [KEYS[5]] = ARGV[4], [KEYS[6]] = ARGV[1] * 60 }
 for key, age in pairs(old) do
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now - age, 'LIMIT', 0, limit)) do

@@ -6,11 +6,12 @@
 -- INCLUDES: now, place, requeue
 local body = redis.call('GET', KEYS[3])
 if not body or not redis.call('ZSCORE', KEYS[4], ARGV[1]) then return 0 end
-local names = { 'class', 'endpoint', 'stream', 'tenant', 'cost', 'ptok', 'otok', 'retain', 'meta' }
+local names = { 'class', 'endpoint', 'stream', 'tenant', 'cost', 'ptok', 'otok', 'need', 'pfx', 'slots', 'retain', 'meta',
+  'notify' }
 local old, now = redis.call('HMGET', KEYS[2], unpack(names)), now_ms()
 if not old[1] then return 0 end
 local class = old[1]
-local fields = { 'status', 'queued', 'created', now, 'deadline', now + ARGV[3], 'score', now, 'token', 0, 'seq', 0,
+local fields = { 'created', now, 'deadline', now + ARGV[3], 'score', now, 'token', 0, 'seq', 0,
   'attempts', 0, 'errors', 0, 'deaths', 0, 'attached', 0, 'reply', '', 'level', class, 'age', ARGV[4 + class] }
 for i, name in ipairs(names) do
   if old[i] then

@@ -1,9 +1,9 @@
 -- Gives a lease back: after an engine error (counted), or uncounted because the worker drains or the engine is busy.
 -- KEYS: 1 prefix, 2 job, 3 history, 4 stats
--- ARGV: 1 id, 2 token, 3 reason (error|busy|drain|preempt), 4 delay_ms, 5 max_errors, 6 error (JSON), 7 keep_ms
+-- ARGV: 1 id, 2 token, 3 reason (error|busy|drain|preempt), 4 delay_ms, 5 max_errors, 6 error (JSON), 7 keep_ms, 8-12 rule of the breaker
 -- RETURNS: 1 will be tried again, 2 it was the last try, 0 the token is stale
--- INVARIANT: the score stays; an answer whose first byte a connection has seen is not begun again.
--- INCLUDES: now, tell, place, cap, settle, requeue, bury
+-- INVARIANT: the score stays; an answer whose first byte a connection has seen is not begun again, unless that asked for it (attached 2).
+-- INCLUDES: now, tell, place, cap, settle, requeue, bury, breaker
 local job = redis.call('HMGET', KEYS[2], unpack(SETTLE_FIELDS))
 if job[1] ~= 'running' or job[3] ~= ARGV[2] then return 0 end
 local more = redis.call('HMGET', KEYS[2], 'errors', 'attached')
@@ -15,6 +15,7 @@ redis.call('HSET', KEYS[2], 'errors', errors)
 if ARGV[3] == 'error' then
   redis.call('RPUSH', KEYS[3], ARGV[6])
   redis.call('LTRIM', KEYS[3], -20, -1)
+  engine_failed(KEYS[1], job, more[1] and more[1] ~= '0', rule_of(ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12]), now)
 end
 if more[2] == '1' and tonumber(job[4]) > 0 then
   settle(KEYS[1], ARGV[1], job, 'failed', now, ARGV[6], 0)

@@ -144,7 +144,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serve(settings: Settings, *, config: Config = CONFIG) -> AsyncIterator[Served]:
+async def serve(settings: Settings, *, config: Config | None = CONFIG) -> AsyncIterator[Served]:
     """The API process's parts in this event loop; stopped as SIGTERM would."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -60,7 +60,7 @@ async def test_a_watcher_sees_status_chunks_and_the_whole_job(served: Served, wo
         "running",
         "succeeded",
     ]
-    assert texts(events) == [("1-1", "a"), ("1-2", "b"), ("1-3", "c")]
+    assert texts(events) == [(f"{lease.token}-{n}", text) for n, text in enumerate("abc", start=1)]
     document = events[-1][2]
     assert document["id"] == job_id
     assert document["result"] == orjson.loads(whole_answer("abc"))
@@ -85,7 +85,7 @@ async def test_a_reader_resumes_exactly_after_every_position(
             events = events_of(response.text)
         else:
             events = await watched(served, job_id, after=after)
-        assert texts(events) == [(f"1-{n}", str(n)) for n in range(position + 1, 8)]
+        assert texts(events) == [(f"{lease.token}-{n}", str(n)) for n in range(position + 1, 8)]
         assert events[-1][0] == "done"
 
 
@@ -97,15 +97,15 @@ async def test_a_reader_that_comes_late_replays_and_then_goes_live(
     await worker.append(lease, chunk_payload("a"), chunk_payload("b"), seq=2)
     seen = b""
     async with served.http.stream(
-        "GET", f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "1-1"}
+        "GET", f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": f"{lease.token}-1"}
     ) as response:
         async for data in response.aiter_bytes():
             seen += data
-            if b"id: 1-2" in seen and b"id: 1-3" not in seen:
+            if b"-2\n" in seen and b"-3\n" not in seen:
                 await worker.append(lease, chunk_payload("c"), seq=3)
-            elif b"id: 1-3" in seen and b"event: done" not in seen:
+            elif b"-3\n" in seen and b"event: done" not in seen:
                 await worker.finish(lease, whole_answer("abc"))
-    assert texts(events_of(seen.decode())) == [("1-2", "b"), ("1-3", "c")]
+    assert texts(events_of(seen.decode())) == [(f"{lease.token}-2", "b"), (f"{lease.token}-3", "c")]
 
 
 async def test_a_second_attempt_resets_what_the_first_had_said(
@@ -120,12 +120,13 @@ async def test_a_second_attempt_resets_what_the_first_had_said(
     await worker.finish(second, whole_answer("whole"))
     events = await watched(served, job_id)
     assert [(name, event_id) for name, event_id, _ in events if name in ("chunk", "reset")] == [
-        ("chunk", "1-1"),
-        ("reset", "2-0"),
-        ("chunk", "2-1"),
+        ("chunk", f"{first.token}-1"),
+        ("reset", f"{second.token}-0"),
+        ("chunk", f"{second.token}-1"),
     ]
-    assert [name for name, *_ in await watched(served, job_id, after="2-0") if name == "reset"] == []
-    assert texts(await watched(served, job_id, after="2-0")) == [("2-1", "whole")]
+    resumed = await watched(served, job_id, after=f"{second.token}-0")
+    assert [name for name, *_ in resumed if name == "reset"] == []
+    assert texts(resumed) == [(f"{second.token}-1", "whole")]
 
 
 async def test_chunks_that_are_no_longer_kept_are_a_gap(served: Served, worker: ScriptedWorker) -> None:
@@ -133,11 +134,12 @@ async def test_chunks_that_are_no_longer_kept_are_a_gap(served: Served, worker: 
     lease = await worker.claim()
     for seq in (1, 2, 4):
         await worker.append(lease, *([chunk_payload(str(seq))] * (2 if seq == 4 else 1)), seq=seq)
-    await served.pipe.command("XDEL", f"hw:{{small}}:out:{job_id}", "1-2")
+    await served.pipe.command("XDEL", f"hw:{{small}}:out:{job_id}", f"{lease.token}-2")
     await worker.finish(lease, whole_answer("all"))
-    events = await watched(served, job_id, after="1-1")
-    assert [data for name, _, data in events if name == "gap"] == [{"after": "1-1", "resumes_after": "1-2"}]
-    assert [event_id for event_id, _ in texts(events)] == ["1-3", "1-4"]
+    events = await watched(served, job_id, after=f"{lease.token}-1")
+    gap = {"after": f"{lease.token}-1", "resumes_after": f"{lease.token}-2"}
+    assert [data for name, _, data in events if name == "gap"] == [gap]
+    assert [event_id for event_id, _ in texts(events)] == [f"{lease.token}-3", f"{lease.token}-4"]
     assert events[-1][0] == "done"
 
 
@@ -155,7 +157,8 @@ async def test_a_job_that_has_ended_is_told_in_the_order_in_which_it_happened(
     begun = [("status", "queued"), ("status", "running")]
     ended = [("status", "succeeded"), ("done", "succeeded")]
     assert told == [*begun, ("chunk", None), ("chunk", None), *ended]
-    resumed = [(name, data.get("status")) for name, _, data in await watched(served, job_id, after="1-1")]
+    later = await watched(served, job_id, after=f"{lease.token}-1")
+    resumed = [(name, data.get("status")) for name, _, data in later]
     assert resumed == [("status", "running"), ("chunk", None), *ended]
 
 

@@ -33,6 +33,7 @@ async def test_metrics_tell_queue_workers_ends_and_tokens(served: Served, worker
     await worker.finish(await worker.claim(), whole_answer("ok"))
     await asking
     waiting = (await served.http.post("/v1/jobs", json=chat(**{"class": "P1"}))).json()["id"]
+    await served.pipe.command("HINCRBY", "hw:{small}:stats", "reconciled:queued_nowhere", 2)
     await served.fresh()
     text = (await served.http.get("/metrics")).text
     for line in (
@@ -43,6 +44,7 @@ async def test_metrics_tell_queue_workers_ends_and_tokens(served: Served, worker
         'headway_jobs_total{class="P0",pool="small",status="succeeded"} 1.0',
         'headway_jobs_accepted_total{class="P1",pool="small"} 1.0',
         'headway_tokens_total{kind="output",pool="small"} 2.0',
+        'headway_reconciled_total{pool="small",what="queued_nowhere"} 2.0',
     ):
         assert line in text
     assert "process_resident_memory_bytes" in text

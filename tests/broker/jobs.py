@@ -7,8 +7,10 @@ from typing import Any
 
 import redis
 
+from broker import scripts
 from broker.connection import Pipe
 from broker.consumer import Consumer
+from broker.fleet import known_queues
 from broker.job import Forecast, ServiceClass, Submission, new_job_id
 from broker.keys import PoolKeys
 from broker.policy import Asking, Limits
@@ -33,6 +35,14 @@ async def another(pipe: Pipe, url: str, name: str) -> AsyncIterator[Consumer]:
     consumer = Consumer(pipe, url, pool=POOL, asking=Asking(name), limits=LIMITS)
     yield consumer
     await consumer.close()
+
+
+async def end_everything(pipe: Pipe) -> None:
+    """Cancels what is queued or running in any queue."""
+    for queue in await known_queues(pipe):
+        for name in ("aging", "deadlines"):
+            for job_id in await pipe.command("ZRANGE", PoolKeys(queue).named(name), 0, -1):
+                await pipe.run(scripts.cancel(job_id.decode()))
 
 
 class Backdoor:

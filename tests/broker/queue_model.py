@@ -64,6 +64,15 @@ class Model:
         """In the order in which they are claimed."""
         return sorted((job for job in self.jobs.values() if job.place == "ready"), key=lambda job: job.order)
 
+    def waiting(self) -> Counter[str]:
+        """What waits, by class: jobs, and the ms that they are predicted to run."""
+        sums: Counter[str] = Counter()
+        for job in self.jobs.values():
+            if job.status == "queued":
+                sums[f"queued:{job.service_class}"] += 1
+                sums[f"queued_ms:{job.service_class}"] += job.cost_ms
+        return sums
+
     def in_place(self, place: str) -> set[str]:
         return {job.job_id for job in self.jobs.values() if job.place == place}
 
@@ -88,13 +97,14 @@ class Model:
             job.place, job.due = "ready", False
         return len(due)
 
-    def take(self, job: Job) -> None:
-        job.place, job.status = "leased", "running"
-        job.token += 1
+    def take(self, job: Job, token: int) -> None:
+        assert token > job.token
+        job.place, job.status, job.token = "leased", "running", token
         job.attempts += 1
         job.seq = 0
         job.lease_over = False
         self.stats[f"claimed:{job.service_class}"] += 1
+        self.stats[f"claimed_ms:{job.service_class}"] += job.cost_ms
 
     def end(self, job: Job, status: str, data: bytes | None = None) -> None:
         assert job.pending, "a job ends once"
@@ -110,6 +120,7 @@ class Model:
 
     def requeue(self, job: Job, *, delayed: bool) -> None:
         """The score stays (invariant 8)."""
+        self.stats[f"returned_ms:{job.service_class}"] += job.cost_ms
         job.status, job.place, job.due = "queued", "delayed" if delayed else "ready", False
 
     def append(self, job: Job, seq: int, data: bytes) -> None:

@@ -2,9 +2,10 @@
 
 from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
+from broker.following import follow
 from broker.job import Lease
 from broker.scripts import Ending, Return
-from broker.stream import Mailbox, Message, Position, follow
+from broker.stream import Mailbox, Message, Position
 from tests.broker.jobs import ERROR
 
 END = Ending(succeeded=True, data=b"")
@@ -19,7 +20,7 @@ class Writer:
 
     async def write(self, count: int = 1) -> None:
         first, self.seq = self.seq + 1, self.seq + count
-        data = b"\n".join(b"%d.%d" % (self.lease.token, n) for n in range(first, self.seq + 1))
+        data = b"\n".join(b"%d.%d" % (self.lease.attempt, n) for n in range(first, self.seq + 1))
         assert await self.worker.append([Chunk(self.lease.job_id, self.lease.token, self.seq, data)]) == [
             True
         ]
@@ -44,10 +45,10 @@ def payloads(messages: list[Message]) -> list[str]:
     for message in messages:
         if message.kind == "chunk":
             lines = message.data.decode().split("\n")
-            assert lines[-1] == f"{message.at.token}.{message.at.seq}"
+            assert lines[-1].endswith(f".{message.at.seq}")
             found += lines
     return found
 
 
-def numbered(token: int, first: int, last: int) -> list[str]:
-    return [f"{token}.{n}" for n in range(first, last + 1)]
+def numbered(attempt: int, first: int, last: int) -> list[str]:
+    return [f"{attempt}.{n}" for n in range(first, last + 1)]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from broker import bulk
+from broker import scripts
 from broker.consumer import Consumer
 from broker.errors import MemoryFull
 from broker.job import Forecast, ServiceClass, Status, Submission
@@ -118,5 +118,5 @@ async def test_finish_of_many_ends_those_whose_token_is_current(
 def test_jobs_of_a_bulk_script_are_alike_but_for_request_and_forecast() -> None:
     plain = submission()
     other = replace(plain, job_id=submission().job_id, body=b"x", forecast=Forecast(9, 9, 9.0), prefix="p")
-    assert bulk.alike(plain) == bulk.alike(other)
-    assert bulk.alike(plain) != bulk.alike(replace(plain, tenant="other"))
+    assert scripts.alike(plain) == scripts.alike(other)
+    assert scripts.alike(plain) != scripts.alike(replace(plain, tenant="other"))

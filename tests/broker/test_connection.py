@@ -92,7 +92,7 @@ async def test_scripts_that_the_server_forgot_are_sent_again(pipe: Pipe, backdoo
     calls = [scripts.enqueue(job, policy.Order()) for job in jobs]
     calls.insert(3, scripts.cancel(jobs[0].job_id))
     answers = await pipe.run_all(calls)
-    assert [answer[0] for i, answer in enumerate(answers) if i != 3] == [0, 1, 1, 1, 1]
+    assert [answer[3] for i, answer in enumerate(answers) if i != 3] == [b"queued", None, None, None, None]
     assert answers[3] == b"queued"
     assert backdoor.members("ready:0") == sorted(job.job_id for job in jobs[1:])
 

@@ -37,7 +37,7 @@ async def test_lease_carries_what_was_submitted(producer: Producer, worker: Cons
         True,
         "acme",
     )
-    assert (lease.run_s, lease.attempt, lease.token) == (1.0, 1, 1)
+    assert (lease.run_s, lease.attempt, lease.token > 0) == (1.0, 1, True)
     view = await producer.get(job.job_id)
     assert lease.deadline == view.deadline
     assert lease.deadline - view.created == pytest.approx(job.deadline_s)
@@ -136,7 +136,7 @@ async def test_heartbeat_is_told_which_leases_are_lost(
     await producer.cancel(cancelled.job_id)
     backdoor.end_lease(kept.job_id)
     held = ((kept.job_id, kept.token), (cancelled.job_id, cancelled.token))
-    assert await pipe.run(renew(POOL, Beat("w1", b"{}", held, 10.0))) == [cancelled.job_id.encode()]
+    assert await pipe.run(renew(POOL, Beat("w1", b"{}", held, 10.0))) == [b"", cancelled.job_id.encode()]
     await worker.reap()
     assert backdoor.status(kept.job_id) == "running"
     assert backdoor.members("leases") == [kept.job_id]
@@ -218,3 +218,26 @@ async def test_worker_that_leaves_is_forgotten(pipe: Pipe, worker: Consumer, bac
     await worker.leave()
     assert backdoor.members("workers") == []
     assert not backdoor.ask("EXISTS", KEYS.worker("w1"))
+
+
+async def test_a_full_worker_that_hears_of_an_urgent_job_has_the_one_with_most_room_look(
+    pipe: Pipe, redis_url: str, producer: Producer, worker: Consumer, backdoor: Backdoor
+) -> None:
+    async with another(pipe, redis_url, "other") as other:
+        await other.claim(2)  # nothing is there: it has room
+    await producer.submit(submission())
+    await worker.wait(5.0, for_all=False)
+    await worker.ring_on(also_full=True)
+    assert backdoor.ask("ZCARD", KEYS.named("urgent")) == 0
+    assert backdoor.ask("PTTL", KEYS.marker("other")) > 0
+
+
+async def test_where_nobody_has_room_another_full_worker_hears_of_it_if_that_is_wished(
+    producer: Producer, worker: Consumer, backdoor: Backdoor
+) -> None:
+    await producer.submit(submission())
+    await worker.wait(5.0, for_all=False)
+    await worker.ring_on(also_full=False)
+    assert backdoor.ask("ZCARD", KEYS.named("urgent")) == 0
+    await worker.ring_on(also_full=True)
+    assert backdoor.ask("ZCARD", KEYS.named("urgent")) == 1

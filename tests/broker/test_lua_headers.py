@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import bulk, scripts
+from broker import learning, scripts
 from broker.policy import Asking, Limits, Order, Room
 from broker.script import Call
 from broker.scripts import Beat, Ending, Return
@@ -35,9 +35,10 @@ A, B = f"job_{'a' * 26}.{POOL}", f"job_{'b' * 26}.{POOL}"
 BEAT = Beat("w1", b"{}", ((A, 1), (B, 2)), 10.0)
 CALLS: dict[str, Call] = {
     "enqueue": scripts.enqueue(submission(metadata=b"{}"), Order()),
-    "enqueue_many": bulk.enqueue_many([submission(), submission()], Order()),
+    "ahead": scripts.ahead(A, Order().aging),
     "claim": scripts.claim(POOL, Asking("w1", 10.0), room=Room(2)),
     "renew": scripts.renew(POOL, BEAT),
+    "steer": scripts.steer(POOL, "w1", wish="drain"),
     "append": scripts.append(A, 1, seq=1, data=b"x", maxlen=10),
     "finish": scripts.finish(A, 1, ending=Ending(succeeded=True, data=b"{}")),
     "release": scripts.release(A, 1, given=Return("error"), limits=Limits()),
@@ -46,6 +47,7 @@ CALLS: dict[str, Call] = {
     "redrive": scripts.redrive(A, B, deadline_s=1.0),
     "reap": scripts.reap(POOL, Limits()),
     "urgent": scripts.urgent(POOL),
+    "learn": learning.report(POOL, [learning.Outcome("key", (1.0,), 1, "chat", 5, 0, 7, 1.0, 1.5)]),
 }
 
 
@@ -130,27 +132,22 @@ def test_builder_passes_as_many_keys_and_arguments_as_the_header_names(name: str
     args, many = header(name).numbers("ARGV")
     assert len(CALLS[name].keys) == len(keys)
     assert len(CALLS[name].args) == len(args) or (many and len(CALLS[name].args) >= len(args))
-    if many and name not in ("finish", "enqueue_many"):
+    if many and name not in ("finish", "enqueue", "learn"):
         assert (len(CALLS[name].args) - len(args)) % 2 == 1  # name, value pairs
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_builder_puts_each_key_where_the_header_says(name: str) -> None:
     """By the names of `keys.PoolKeys`; a set or counter is called by its own suffix."""
-    a = submission_id(name)
-    words = {"prefix": KEYS.prefix, "job": KEYS.job(a), "payload": KEYS.payload(a), "output": KEYS.output(a)}
+    words = {"prefix": KEYS.prefix, "job": KEYS.job(A), "payload": KEYS.payload(A), "output": KEYS.output(A)}
     words |= {"ready of the class": KEYS.ready(0)}
-    words |= {"history": KEYS.history(a), "fair": KEYS.fair("default"), "worker": KEYS.worker("w1")}
+    words |= {"history": KEYS.history(A), "fair": KEYS.fair("default"), "worker": KEYS.worker("w1")}
     words |= {"dead job": KEYS.job(A), "its payload": KEYS.payload(A)}
     words |= {"new job": KEYS.job(B), "new payload": KEYS.payload(B)}
     text = header(name).fields["KEYS"].replace("2-5 ready:0..3", "2 ready:0, 3 ready:1, 4 ready:2, 5 ready:3")
     text = text.replace("3-6 ready:0..3", "3 ready:0, 4 ready:1, 5 ready:2, 6 ready:3")
     entries = [entry.split(" ", 1) for entry in text.split(", ")]
     assert CALLS[name].keys == tuple(words.get(word, KEYS.named(word)) for _, word in entries)
-
-
-def submission_id(name: str) -> str:
-    return str(CALLS[name].args[0]) if name == "enqueue" else A
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -196,7 +193,9 @@ def test_time_is_read_through_the_one_snippet(name: str) -> None:
 def test_token_is_compared_before_the_first_write_to_a_job(name: str) -> None:
     body = (FOLDER / f"{name}.lua").read_text()
     compared = re.search(r"job\[\d\] [~=]= (ARGV\[|token)", body)
-    writes = [m.start() for m in re.finditer(r"settle\(|'XADD'|'RPUSH'|KEYS\[2\], 'errors'|'XX'", body)]
+    writes = [
+        m.start() for m in re.finditer(r"settle\(|conclude\(|'XADD'|'RPUSH'|KEYS\[2\], 'errors'|'XX'", body)
+    ]
     assert compared
     assert writes
     assert compared.start() < min(writes)

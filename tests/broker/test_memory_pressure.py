@@ -119,7 +119,7 @@ async def test_leases_are_still_renewed(pipe: Pipe, worker: Consumer, full: Back
     full.end_lease(lease.job_id)
     full.fill_memory()
     beat = Beat("w1", b"{}", ((lease.job_id, lease.token),), 10.0)
-    assert await pipe.run(scripts.renew(POOL, beat)) == []
+    assert await pipe.run(scripts.renew(POOL, beat)) == [b""]
     assert int(full.ask("ZSCORE", KEYS.named("leases"), lease.job_id)) > 1
     assert full.members("workers") == ["w1"]
 

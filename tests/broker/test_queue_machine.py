@@ -35,7 +35,7 @@ from tests.broker.queue_model import MAX_DEATHS, MAX_ERRORS, Job, Model
 
 EXAMPLES = int(os.environ.get("HEADWAY_TEST_EXAMPLES", "100"))
 STEPS = 40
-LIMITS = Limits(max_errors=MAX_ERRORS, max_deaths=MAX_DEATHS)
+LIMITS = Limits(lease_s=FAR_S, max_errors=MAX_ERRORS, max_deaths=MAX_DEATHS)
 ORDER = Order(sjf_weight=1.5, priority_step_s=3600.0)
 SHUFFLE = 0x9E3779B97F4A7C15  # so that ids do not sort as they were made
 
@@ -86,14 +86,14 @@ class QueueMachine(RuleBasedStateMachine):
     def submit(self, drawn: list[Spec]) -> Any:
         asked = [spec.submission(self.new_id()) for spec in drawn]
         answers = self.run(*(scripts.enqueue(job, ORDER) for job in asked))
-        for spec, job, (created, status, ahead) in zip(drawn, asked, answers, strict=True):
+        for spec, job, (refused, ahead, _, known) in zip(drawn, asked, answers, strict=True):
             now, cost_ms = float(self.backdoor.job(job.job_id)["created"]), round(spec.cost_s * 1000)
             start = self.model.start(job.tenant, now, cost_ms / spec.weight if spec.weight else None)
             score = start + 1.5 * cost_ms + 3_600_000 * spec.priority
             place = "delayed" if spec.held else "ready"
             entry = Job(job.job_id, spec.service_class, cost_ms, score, attached=spec.attached, place=place)
             expected = self.model.add(entry)
-            assert (created, status) == (1, b"queued")
+            assert (refused, known) == (0, None)
             assert spec.held or ahead == expected
         return multiple(*(job.job_id for job in asked))
 
@@ -101,7 +101,7 @@ class QueueMachine(RuleBasedStateMachine):
     def enqueue_again(self, job_id: str, spec: Spec) -> None:
         before = self.backdoor.snapshot()
         again = scripts.enqueue(spec.submission(job_id), ORDER)
-        assert self.run(again) == [[0, self.model.jobs[job_id].status.encode(), -1]]
+        assert self.run(again) == [[0, -1, -1, self.model.jobs[job_id].status.encode()]]
         assert self.backdoor.snapshot() == before
 
     @precondition(lambda self: self.some("ready"))
@@ -124,13 +124,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(claimed) <= n
         self.check_expired(order, claimed)
         for row, job in zip(rows, alive, strict=False):
-            self.model.take(job)
-            assert (row[1], int(row[2]), int(row[6]), row[-1]) == (
-                job.token,
-                job.service_class,
-                job.attempts,
-                b"{}",
-            )
+            self.model.take(job, row[1])
+            assert (int(row[2]), int(row[6]), row[-1]) == (job.service_class, job.attempts, b"{}")
         assert bool(more) == bool(self.model.ready())
         assert len(claimed) == n or not more or self.late > 0
         assert (wait_ms == -1) == (not self.model.in_place("delayed"))
@@ -152,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def renew(self, drawn: list[tuple[str, int]]) -> None:
         held = tuple((i, self.model.jobs[i].token + offset) for i, offset in drawn)
-        [lost] = self.run(scripts.renew(POOL, Beat("w1", b"{}", held, FAR_S)))
+        [[_, *lost]] = self.run(scripts.renew(POOL, Beat("w1", b"{}", held, FAR_S)))
         assert [i.decode() for i in lost] == [i for i, token in held if not self.model.jobs[i].holds(token)]
         for job_id, token in held:
             if self.model.jobs[job_id].holds(token):

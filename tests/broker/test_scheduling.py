@@ -16,9 +16,11 @@ from broker.job import Forecast, ServiceClass
 from broker.policy import Aging, Asking, Order, Passing, Room
 from broker.producer import Producer
 from broker.scripts import Beat, Return, renew
+from broker.steering import Wish, steer_pool
 from tests.broker.jobs import KEYS, LIMITS, LONG_AGO, POOL, Backdoor, submission
 
 P0, P1, P2, P3 = ServiceClass
+BUSY = Room(1, total_slots=4)
 NOBODY_BYPASSED = Passing(bypass_n=2, bypass_s=1000.0, patience_s=1000.0)
 
 
@@ -130,7 +132,7 @@ async def test_job_that_does_not_fit_is_passed_and_then_room_is_held_for_it(
     small = Forecast(10, 10, 1.0, 20)
     [large] = await submit(producer, forecast=big)
     others = await submit(producer, 4, forecast=small)
-    room = Room(1, kv_tokens=500, kv_total_tokens=2000)
+    room = Room(1, kv_tokens=500, kv_total_tokens=2000, total_slots=4)
     async with alive(pipe, redis_url, name="w1") as worker, alive(pipe, redis_url, name="w2") as second:
         assert await claimed(worker, room) == [others[0]]
         assert await claimed(worker, room) == [others[1]]
@@ -146,7 +148,7 @@ async def test_job_larger_than_the_engine_holds_up_nobody(
 ) -> None:
     await submit(producer, forecast=Forecast(5000, 0, 1.0, 5000))
     others = await submit(producer, 5, forecast=Forecast(1, 1, 1.0, 2))
-    room = Room(1, kv_tokens=500, kv_total_tokens=2000)
+    room = Room(1, kv_tokens=500, kv_total_tokens=2000, total_slots=4)
     async with alive(pipe, redis_url, name="w1") as worker:
         assert [await claimed(worker, room) for _ in range(5)] == [[other] for other in others]
 
@@ -172,7 +174,7 @@ async def test_job_is_left_to_the_worker_that_has_its_prefix(
         [begun] = await submit(producer, prefix="aa,bb")
         assert await claimed(first, 1) == [begun]
         [same] = await submit(producer, prefix="aa,cc")
-        left = await second.claim(1)
+        left = await second.claim(BUSY)
         assert (left.leases, left.passed) == ([], True)
         assert left.next_due_s is not None
         assert 900 < left.next_due_s <= 1000
@@ -221,8 +223,43 @@ async def test_paused_pool_gives_nothing_and_goes_on_after(
     pipe: Pipe, producer: Producer, worker: Consumer
 ) -> None:
     [job_id] = await submit(producer)
-    await producer.pause(POOL)
+    await steer_pool(pipe, [POOL], wish=Wish.PAUSE)
     found = await worker.claim(1)
     assert (found.leases, found.more, found.passed) == ([], False, False)
-    await producer.resume(POOL)
+    await steer_pool(pipe, [POOL], wish=Wish.RESUME)
     assert await claimed(worker, 1) == [job_id]
+
+
+async def test_batch_prompts_share_the_prefill_budget_and_a_longer_one_is_read_alone(
+    producer: Producer, worker: Consumer
+) -> None:
+    long, short, chat = [
+        (await submit(producer, service_class=c, forecast=Forecast(tokens, 1, at)))[0]
+        for at, (c, tokens) in enumerate([(P2, 900), (P2, 80), (P0, 5000)])
+    ]
+    assert await claimed(worker, Room(4, prefill_tokens=50, prefill_total_tokens=100)) == [chat]
+    assert await claimed(worker, Room(4, prefill_tokens=90, prefill_total_tokens=100)) == [short]
+    [next_one] = await submit(producer, service_class=P2, forecast=Forecast(10, 1, 9.0))
+    assert await claimed(worker, Room(4, prefill_tokens=100, prefill_total_tokens=100)) == [long]
+    assert await claimed(worker, Room(4, prefill_tokens=100, prefill_total_tokens=100)) == [next_one]
+
+
+async def test_choices_take_a_slot_each_and_are_waited_for_like_a_big_job(
+    producer: Producer, worker: Consumer
+) -> None:
+    [double] = await submit(producer, choices=2, forecast=Forecast(1, 1, 0.0))
+    singles = await submit(producer, 4, forecast=Forecast(1, 1, 1.0))
+    assert await claimed(worker, Room(1, total_slots=4)) == singles[:1]
+    leases = (await worker.claim(Room(3, total_slots=4))).leases
+    assert [(lease.job_id, lease.choices) for lease in leases] == [(double, 2), (singles[1], 1)]
+    [huge] = await submit(producer, choices=9, forecast=Forecast(1, 1, 0.0))
+    assert await claimed(worker, Room(4, total_slots=4)) == [huge], "more choices than slots take them all"
+
+
+async def test_idle_engine_takes_one_job_of_any_size_and_then_what_fits(
+    producer: Producer, worker: Consumer
+) -> None:
+    [huge] = await submit(producer, forecast=Forecast(900, 0, 0.0, 900))
+    small = await submit(producer, 2, forecast=Forecast(10, 0, 1.0, 50))
+    assert await claimed(worker, Room(4, kv_tokens=500, kv_total_tokens=500)) == [huge]
+    assert await claimed(worker, Room(4, kv_tokens=60, kv_total_tokens=500)) == small[:1]

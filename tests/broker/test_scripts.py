@@ -33,7 +33,7 @@ def test_seconds_become_whole_milliseconds() -> None:
     call = scripts.enqueue(
         submission(deadline_s=1.2345, hold_s=0.5, retain_s=2.0), Order(priority_step_s=2.0)
     )
-    assert call.args[6:8] == (1234, 500)
+    assert call.args[4:6] == (1234, 500)
     assert call.args[call.args.index("retain") + 1] == 2000
 
 
@@ -46,8 +46,8 @@ def test_eval_sends_the_same_keys_and_arguments() -> None:
 
 
 def test_unlisted_job_is_not_put_into_the_index() -> None:
-    assert scripts.enqueue(submission(listed=False), Order(index_cap=7)).args[9] == 0
-    assert scripts.enqueue(submission(listed=True), Order(index_cap=7)).args[9] == 7
+    assert scripts.enqueue(submission(listed=False), Order(index_cap=7)).args[6] == 0
+    assert scripts.enqueue(submission(listed=True), Order(index_cap=7)).args[6] == 7
 
 
 @pytest.mark.parametrize("end", ["finish", "fail", "cancel", "dead", "expire"])

@@ -100,15 +100,6 @@ def test_secrets_are_neither_shown_nor_repeated_in_errors(monkeypatch: pytest.Mo
     assert "hunter" not in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_an_open_address_needs_api_keys(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    monkeypatch.setenv("HEADWAY_HOST", host)
-    with pytest.raises(ConfigError, match="HEADWAY_API_KEYS"):
-        load_settings()
-    monkeypatch.setenv("HEADWAY_API_KEYS", "k")
-    assert load_settings().host == host
-
-
 def test_children_get_what_was_decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     decided = load_settings(redis_url="redis://127.0.0.1:4711/0", port=4712, home=tmp_path / "h")
     for name, value in child_environment(decided).items():
@@ -143,4 +134,21 @@ def test_a_variable_that_is_like_no_setting_is_refused_in_one_short_line(
 ) -> None:
     monkeypatch.setenv("HEADWAY_XYZZY", "1")
     with pytest.raises(ConfigError, match=r"^HEADWAY_XYZZY is not a setting; all are in docs/settings\.md$"):
+        load_settings()
+
+
+@pytest.mark.parametrize(("said", "meant"), [("", None), ("adaptive", None), ("0", 0.0), ("0.3", 0.3)])
+def test_the_reserve_is_adaptive_or_a_share(
+    monkeypatch: pytest.MonkeyPatch, said: str, meant: float | None
+) -> None:
+    monkeypatch.setenv("HEADWAY_BULK_RESERVE", said)
+    assert load_settings().bulk_reserve == meant
+    monkeypatch.setenv("HEADWAY_BULK_RESERVE", child_environment(load_settings())["HEADWAY_BULK_RESERVE"])
+    assert load_settings().bulk_reserve == meant
+
+
+@pytest.mark.parametrize("said", ["lots", "1", "-0.1"])
+def test_a_reserve_that_is_neither_names_its_variable(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("HEADWAY_BULK_RESERVE", said)
+    with pytest.raises(ConfigError, match=r"^HEADWAY_BULK_RESERVE: must be"):
         load_settings()

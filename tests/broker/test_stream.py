@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-import broker.stream
+import broker.following
 from broker.connection import Pipe
 from broker.errors import StreamLost, UnknownJob
 from broker.job import Status, new_job_id
@@ -26,7 +26,7 @@ async def test_live_chunks_come_in_order_and_end_with_done(pipe: Pipe, hub: Repl
     assert payloads(messages) == numbered(1, 1, 6)
     assert messages[-1].kind == "done"
     assert messages[-1].status is Status.SUCCEEDED
-    assert messages[-1].at == Position(1, 6)
+    assert messages[-1].at == Position(writer.lease.token, 6)
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
@@ -70,7 +70,7 @@ async def test_replay_and_live_overlap_without_a_repeat(pipe: Pipe, hub: ReplyHu
 async def test_replay_is_read_in_pages(
     pipe: Pipe, hub: ReplyHub, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker.stream, "REPLAY_ENTRIES", 3)
+    monkeypatch.setattr(broker.following, "REPLAY_ENTRIES", 3)
     for _ in range(10):
         await writer.write(2)
     await writer.finish()
@@ -101,7 +101,7 @@ async def test_last_event_id_may_lie_in_the_middle_of_an_entry(
         await writer.write(count)
     await writer.finish()
     async with hub.watch(writer.lease.job_id) as box:
-        messages = await read(pipe, box, Position(1, seq))
+        messages = await read(pipe, box, Position(writer.lease.token, seq))
     assert payloads(messages) == numbered(1, seq + 1, 8)
     assert messages[-1].kind == "done"
 
@@ -112,7 +112,7 @@ async def test_live_entry_that_was_seen_in_part_brings_the_rest(
     with hub.mailbox(writer.lease.job_id) as box:
         await writer.write(4)
         await writer.finish()
-        assert payloads(await read(pipe, box, Position(1, 2))) == numbered(1, 3, 4)
+        assert payloads(await read(pipe, box, Position(writer.lease.token, 2))) == numbered(1, 3, 4)
 
 
 async def test_new_attempt_begins_the_answer_anew(pipe: Pipe, hub: ReplyHub, writer: Writer) -> None:
@@ -135,7 +135,7 @@ async def test_reader_of_an_old_attempt_is_brought_to_the_new_one(
     await second.write(2)
     await second.finish()
     async with hub.watch(writer.lease.job_id) as box:
-        assert payloads(await read(pipe, box, Position(1, 2))) == ["1.3", "2.1", "2.2"]
+        assert payloads(await read(pipe, box, Position(writer.lease.token, 2))) == ["1.3", "2.1", "2.2"]
 
 
 async def test_what_was_trimmed_is_said_to_be_lost(
@@ -147,9 +147,9 @@ async def test_what_was_trimmed_is_said_to_be_lost(
     await writer.finish()
     async with hub.watch(writer.lease.job_id) as box:
         with pytest.raises(StreamLost):
-            await read(pipe, box, Position(1, 1))
+            await read(pipe, box, Position(writer.lease.token, 1))
     async with hub.watch(writer.lease.job_id) as box:
-        assert payloads(await read(pipe, box, Position(1, 2))) == numbered(1, 3, 4)
+        assert payloads(await read(pipe, box, Position(writer.lease.token, 2))) == numbered(1, 3, 4)
 
 
 async def test_end_of_the_buffer_that_was_trimmed_is_lost_too(
@@ -160,7 +160,7 @@ async def test_end_of_the_buffer_that_was_trimmed_is_lost_too(
     await writer.finish()
     async with hub.watch(writer.lease.job_id) as box:
         with pytest.raises(StreamLost):
-            await read(pipe, box, Position(1, 2))
+            await read(pipe, box, Position(writer.lease.token, 2))
 
 
 async def test_unknown_job_has_no_stream(pipe: Pipe, hub: ReplyHub) -> None:

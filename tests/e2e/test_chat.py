@@ -101,7 +101,7 @@ def test_n_choices(sdk: Any) -> None:
 
 def test_models_say_that_they_are_the_embedded_one(sdk: Any, stack: Stack) -> None:
     models = {model.id: model for model in sdk.models.list()}
-    assert set(models) == {"small", "large"}
+    assert set(models) == {"small", "large", "auto"}
     assert "SmolLM2" in json.dumps(models["small"].model_dump())
     with stack.http() as client:
         assert "SmolLM2" in client.get("/").text

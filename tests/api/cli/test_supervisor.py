@@ -14,6 +14,7 @@ from api.cli.home import Home
 from api.cli.parts import Kind, Part
 from api.cli.probes import alive
 from api.cli.supervisor import PartFailed, Supervisor
+from broker.steering import DISMISSED
 from tests.conditions import wait_until
 
 SLEEPS = "import time; time.sleep(600)"
@@ -59,6 +60,23 @@ async def test_a_part_that_dies_is_started_again_with_a_new_pid(watched: Watched
     await wait_until(lambda: watched.pid("w") != first)
     assert watched.changes == changes + 1
     assert any("w was killed by SIGKILL; starting it again" in line for line in watched.said)
+
+
+@pytest.mark.parametrize("kind", ["worker", "celery"])
+async def test_a_worker_that_an_operator_has_drained_is_not_started_again(
+    watched: Watched, kind: Kind
+) -> None:
+    """By its exit code; another part that leaves with the same one is started again."""
+    leaves = part("w", kind=kind, code=f"import sys; sys.stdin.read(); sys.exit({DISMISSED})")
+    watched.supervisor.settle()
+    watched.supervisor.start(leaves)
+    await wait_until(lambda: watched.said)
+    if kind == "worker":
+        assert "is not started again" in watched.said[0]
+        assert watched.supervisor.running == {}
+        assert watched.changes == 2
+    else:
+        assert "starting it again" in watched.said[0]
 
 
 async def test_a_part_that_never_starts_is_given_up_with_the_end_of_its_log(watched: Watched) -> None:

@@ -90,7 +90,7 @@ async def test_a_lease_that_ran_out_is_given_to_another(queue: Queue) -> None:
     await queue.pipe.command("ZADD", queue.keys.named("leases"), "XX", 1, lease.job_id)
     assert (await queue.worker.reap())[0] == 1
     [again] = (await queue.worker.claim(1)).leases
-    assert (again.job_id, again.token) == (lease.job_id, lease.token + 1)
+    assert (again.job_id, again.token > lease.token) == (lease.job_id, True)
 
 
 async def test_a_waiting_worker_is_woken_by_a_submission(queue: Queue) -> None:
