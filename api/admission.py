@@ -44,7 +44,7 @@ async def enqueue(services: Services, job: Submission, *, durable: bool = False)
         return await services.producer.submit(job, durable=durable, most_ahead_s=most_ahead_s)
     except LimitReached as full:
         if services.fleet.note_full(job.queue):
-            message = f"{full}; asked again, the job goes to another shard"
+            message = f"{full}; another shard may have room"
             raise QueueFull(message, retry_after_s=full.retry_after_s) from None
         room = await services.fleet.look(job.pool, max_age_s=LOOK_AGAIN_S)
         raise QueueFull(

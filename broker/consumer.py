@@ -52,6 +52,7 @@ class Consumer:
         self._urgent = ""  # the queue whose P0 job has waited longest, as last seen
         self._looked_at = 0.0
         self._looks = 0
+        self._idle = False  # the last claim left nothing: what has come since rings
         self._asking = asking
         self._only_urgent = replace(asking, classes=asking.classes & {ServiceClass.P0})
         self._worker_id = asking.worker_id
@@ -66,11 +67,10 @@ class Consumer:
         """
         free = Room(slots=room) if isinstance(room, int) else room
         urgent = await self._urgent_elsewhere() if len(self._served.queues) > 1 else ""
-        if self._held:
-            queues = (urgent, self._held) if urgent else (self._held,)
-        else:
+        queues = tuple(dict.fromkeys((urgent or self._held, self._held)))
+        if not self._held:
             queues = self._served.round(self._rang, urgent)
-        passed, barred, next_due_s = False, False, None
+        self._idle, passed, barred, next_due_s = False, False, False, None
         for queue in queues:
             claimed = await self._claim(queue, free)
             self._rang = "" if self._rang == queue else self._rang
@@ -79,6 +79,7 @@ class Consumer:
             if claimed.leases or claimed.more or queue == self._held:
                 return replace(claimed, passed=passed, next_due_s=next_due_s)
             self._served.gave_nothing(queue)
+        self._idle = not passed
         return Claimed([], more=False, passed=passed, next_due_s=next_due_s, barred=barred)
 
     async def _claim(self, queue: str, room: Room) -> Claimed:
@@ -108,13 +109,15 @@ class Consumer:
             found = self._rang
         if found or self._rang:
             return "" if found == (self._held or self._served.home) else found
-        if not self._on_one_server and time.monotonic() - self._looked_at < LOOK_S:
+        if self._idle or (not self._on_one_server and time.monotonic() - self._looked_at < LOOK_S):
             return ""
         self._looked_at = time.monotonic()
         queues = self._served.queues
         asks = (self._pipe.command("EXISTS", PoolKeys(queue).named("ready:0")) for queue in queues)
         waiting = await asyncio.gather(*(_unless_away(ask) for ask in asks))
-        urgent = [queue for queue, waits in zip(queues, waiting, strict=True) if waits and queue != self._held]
+        urgent = [
+            queue for queue, waits in zip(queues, waiting, strict=True) if waits and queue != self._held
+        ]
         if not urgent or (urgent[0] == self._served.home and not self._held):
             return ""
         self._looks += 1

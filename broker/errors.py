@@ -62,7 +62,7 @@ class LimitReached(QueueFull):
     def __init__(self, queue: str, service_class: str, *, unit: str, waiting: float, most: float) -> None:
         whose = f"{service_class} jobs" if service_class else "jobs"
         what = f"{waiting:g} {whose}" if unit == "jobs" else f"{whose} of {waiting:.0f} predicted seconds"
-        pool, _, shard = queue.partition("~")
+        pool, _, shard = queue.partition("~")  # job.SHARD_MARK; that module imports this one
         where = f"shard {shard} of the pool {pool!r}" if shard else f"the pool {pool!r}"
         super().__init__(f"{what} wait in {where}, which takes {most:g}", retry_after_s=1.0)
         self.queue = queue

@@ -23,6 +23,7 @@ from api.cli.home import Home
 from api.cli.listener import answers_200
 from api.cli.parts import CELERY_APP, python
 from api.cli.redis_server import find_binary
+from api.keyring import Keyring
 from broker.config import Config, load_config
 from broker.connection import check_servers, connect
 from broker.errors import BrokerError, ConfigError
@@ -69,6 +70,7 @@ async def _examine(settings: Settings, config: Config, *, say: Callable[[str], N
 async def findings(settings: Settings, config: Config) -> AsyncIterator[Finding]:
     for finding in (
         *check_packages(config),
+        *check_keys(settings, config),
         *check_files(settings),
         *check_disk(settings.home),
         *check_home(settings),
@@ -224,6 +226,14 @@ def check_predictor(settings: Settings) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "predictor", f"models {serving}")
+
+
+def check_keys(settings: Settings, config: Config) -> Iterator[Finding]:
+    """What the API would refuse to start for."""
+    try:
+        Keyring(settings, config)
+    except ConfigError as error:
+        yield Finding("fail", "keys", str(error))
 
 
 def check_files(settings: Settings) -> Iterator[Finding]:

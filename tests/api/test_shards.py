@@ -186,7 +186,7 @@ async def test_a_full_shard_is_named_and_passed_over_until_the_pool_has_what_it_
         assert sorted(taken) == sorted(FOUR)
         shard = taken[0].partition("~")[2]
         assert said[0] == (
-            f"1 jobs wait in shard {shard} of the pool 'hot', which takes 1; asked again, the job goes to another shard"
+            f"1 jobs wait in shard {shard} of the pool 'hot', which takes 1; another shard may have room"
         )
         assert "another shard" not in said[-1], "none has room"
         await end_everything(served.pipe)

@@ -141,4 +141,5 @@ async def test_who_holds_room_is_woken_for_a_p0_job_elsewhere(
     urgent = job(ELSEWHERE)
     await producer.submit(urgent)
     await waiting
+    assert backdoor.ask("EXISTS", PoolKeys(ELSEWHERE).named("urgent")) == 0, "its bell was heard"
     assert [lease.job_id for lease in (await worker.claim(TIGHT)).leases] == [urgent.job_id]

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from api.cli.doctor import check_disk, check_home, check_redis, durability, examine, memory
+from api.cli.doctor import check_disk, check_home, check_keys, check_redis, durability, examine, memory
 from api.cli.doctor_pools import check_pools
 from api.cli.finding import Finding
 from api.cli.home import Home, Identity
 from api.cli.listener import listen, url_of
 from broker.config import Config, ModelConfig
 from broker.settings import Settings
+from broker.tenants import TenantConfig
 
 
 def levels(findings: list[Finding]) -> list[str]:
@@ -46,6 +47,15 @@ def test_durability_and_memory_are_judged() -> None:
     assert levels(list(durability({"aof_enabled": 1, "aof_last_write_status": "err"}))) == ["fail"]
     assert levels(list(memory({"maxmemory": 100, "used_memory": 95}))) == ["fail"]
     assert levels(list(memory({"maxmemory": 100, "used_memory": 10}))) == ["ok"]
+
+
+def test_a_tenants_variable_without_a_key_fails_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(tenants=(TenantConfig(name="acme", key_env="ACME_KEY"),))
+    monkeypatch.delenv("ACME_KEY", raising=False)
+    [finding] = check_keys(Settings(), config)
+    assert (finding.level, "ACME_KEY" in finding.text) == ("fail", True)
+    monkeypatch.setenv("ACME_KEY", "k")
+    assert not list(check_keys(Settings(), config))
 
 
 async def test_a_pool_without_a_worker_fails_and_names_the_command(redis_url: str, tmp_path: Path) -> None:
