@@ -10,6 +10,7 @@ from pathlib import Path
 from engine_batching import batching, kv_cache
 from engine_interactive import interactive
 from engine_live import live
+from engine_llamacpp_prefix import llamacpp_prefix
 from engine_prefix import prefix
 from figures import arguments, report
 
@@ -20,6 +21,7 @@ def main() -> None:
     args = parser.parse_args()
     quick: bool = args.quick
     figures = [*live(quick=quick), *kv_cache(quick=quick), *interactive(quick=quick)]
+    figures += llamacpp_prefix(quick=quick)
     if not quick:
         figures += batching()
     if args.trace is not None:

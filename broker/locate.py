@@ -117,15 +117,17 @@ class SentinelLocator:
             command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.topology.service)
             try:
                 [answer] = await ask_node(self.topology.sentinel(host), command)
+                url = None if answer is None else self.topology.node((answer[0].decode(), int(answer[1])))
+                role = None if url is None else (await ask_node(url, ("ROLE",)))[0][0]
             except (RedisError, OSError, TimeoutError) as error:
                 trouble = f"{host[0]}:{host[1]}: {str(error) or 'no answer'}"
                 continue
-            if answer is None:
+            if url is None or role != b"master":  # a sentinel may not have heard of a failover yet
                 trouble = f"{host[0]}:{host[1]} knows no master {self.topology.service!r}"
                 continue
             self._hosts.remove(host)
             self._hosts.insert(0, host)  # who answered is asked first the next time
-            return self.topology.node((answer[0].decode(), int(answer[1])))
+            return url
         raise RedisAway(f"no sentinel names a master ({trouble})")
 
     async def masters(self) -> list[str]:

@@ -103,7 +103,10 @@ class ThreadLink:
         if not answer:
             return None
         name = answer[0].decode() if isinstance(answer[0], bytes) else str(answer[0])
-        return self._topology.node((name, int(answer[1])))
+        url = self._topology.node((name, int(answer[1])))
+        with self._connect(url, share=SHARE) as node:
+            role = node.execute_command("ROLE")[0]
+        return url if role == b"master" else None  # a sentinel may not have heard of a failover yet
 
     def _ask_node(self, host: Address) -> str | None:
         with self._connect(self._topology.node(host), share=SHARE) as node:
