@@ -9,12 +9,12 @@ from figures import Figure
 from own_redis import own_redis
 
 from broker.connection import Pipe
-from broker.job import Forecast, ServiceClass, Submission, new_job_id
+from broker.job import Forecast, ServiceClass, Status, Submission, new_job_id
 from broker.producer import Producer
 from predictor.prefix import prefix_chain
 
 ENGINE = Target("llama.cpp (SmolLM2-135M, CPU)", 4, 0, 0, 0, 0)
-SYSTEM_WORDS = 1500  # some 2,000 tokens
+SYSTEM_WORDS = 600  # some 1,750 tokens
 SYSTEMS = 2
 
 
@@ -45,6 +45,8 @@ async def saved_share(questions: int, *, located: bool) -> tuple[float, int]:
             await producer.submit_bulk(pair)
             views += await ended(producer, pair)
         await pipe.close()
+    if lost := [view.job_id for view in views if view.status is not Status.SUCCEEDED]:
+        raise RuntimeError(f"{len(lost)} of {len(views)} jobs did not succeed: {lost[:3]}")
     asked = sum(view.usage["prompt_tokens"] for view in views)
     return sum(view.usage["cached_tokens"] for view in views) / asked, asked // len(views)
 
