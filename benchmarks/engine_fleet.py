@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import redis
@@ -15,6 +15,7 @@ from own_redis import own_redis
 from virtual_clock import VirtualClock
 
 from broker import scripts
+from broker.consumer import lease_of
 from broker.job import Forecast, Lease, ServiceClass, Submission, new_job_id
 from broker.keys import PoolKeys
 from broker.policy import Asking, Limits, Order, Passing
@@ -25,7 +26,6 @@ from workers.engine import EngineLoad, Usage
 from workers.engines.sim.replica import Replica, StepResult
 from workers.engines.sim.sequence import Request
 from workers.engines.sim.virtual import Agenda, Station
-from workers.holding import Demand
 
 POOL = "virtual"
 KEYS = PoolKeys(POOL)
@@ -199,27 +199,12 @@ class EngineFleet:
             again = bool(rows) and more == MAY_CLAIM_AGAIN
 
     def _start(self, member: Member, row: Any) -> None:
-        job_id, token, need, preempts = row[0].decode(), int(row[1]), int(row[10]), int(row[11])
-        work = self._works[job_id]
-        lease = Lease(
-            job_id,
-            token,
-            work.service_class,
-            "/",
-            stream=True,
-            attached=False,
-            attempt=1,
-            run_s=work.run_s,
-            deadline=0.0,
-            tenant="",
-            body=b"",
-            kv_tokens=need,
-            preempts=preempts,
-        )
+        lease = replace(lease_of(row), stream=True)
+        work = self._works[lease.job_id]
         now_s = self.last_claim_s = self.agenda.now_s
         self.generated_at_last_claim = self.generated
         self._busy_area = sum(each.busy.until(now_s) for each in self.members.values())
-        member.ledger.take(lease, now=now_s, demand=Demand(work.request.prompt.tokens))
+        member.ledger.take(lease, now=now_s)
         member.leases[work.request.request_id] = lease
         self.claimed.add(work.request.request_id)
         member.busy.set(member.ledger.busy, now_s=now_s)

@@ -8,7 +8,7 @@ time of the prompt tokens in it, of which there are 1,024 at most. Nobody knows 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import redis
@@ -29,13 +29,13 @@ from own_redis import own_redis
 from virtual_clock import VirtualClock
 
 from broker import scripts
+from broker.consumer import lease_of
 from broker.job import Forecast, Lease, Submission, new_job_id
 from broker.keys import PoolKeys
 from broker.policy import Asking, Limits, Order
 from broker.scripts import Ending, Return
 from workers.capacity import Grown, Ledger, Plan
 from workers.engine import Usage
-from workers.holding import Demand
 
 POOL = "mixed"
 KEYS = PoolKeys(POOL)
@@ -122,7 +122,8 @@ class Fleet(VirtualClock):
         asking = Asking(replica.name, LEASE_S)
         more, wait_ms, *rows = self.run(scripts.claim(POOL, asking, room=ledger.room(now=self.now_s)))
         for row in rows:
-            self.start(replica, self.known[row[0].decode()], token=int(row[1]), preempts=int(row[11]))
+            lease = lease_of(row)
+            self.start(replica, self.known[lease.job_id], lease=lease)
         due = (wait_ms / 1000 if wait_ms >= 0 else None, ledger.next_room_s(now=self.now_s))
         if ledger.free and more and (waits := [s for s in due if s is not None]):
             self.plan(self.now_s + max(0.001, min(waits)), "claim", replica)
@@ -130,26 +131,13 @@ class Fleet(VirtualClock):
             if other is not replica and self.client.delete(KEYS.marker(other.name)):
                 self.plan(self.now_s, "claim", other)
 
-    def start(self, replica: Replica, request: Request, *, token: int, preempts: int) -> None:
-        request.token, request.made = token, 0
+    def start(self, replica: Replica, request: Request, *, lease: Lease) -> None:
+        request.token, request.made = lease.token, 0
         cached = request.kind.prefix if request.prefix in replica.prefixes else 0
         request.left = max(1, request.prompt - cached)
-        service_class, stream = request.kind.service_class, request.kind is not BATCH
-        lease = Lease(
-            request.job_id,
-            token,
-            service_class,
-            "/",
-            stream,
-            stream,
-            1,
-            45.0,
-            0.0,
-            "",
-            b"",
-            preempts=preempts,
-        )
-        replica.ledger.take(lease, now=self.now_s, demand=Demand(request.prompt))
+        stream = request.kind is not BATCH
+        lease = replace(lease, stream=stream, attached=stream)
+        replica.ledger.take(lease, now=self.now_s)
         replica.running.append(request)
         if not replica.is_stepping:
             self.step(replica)

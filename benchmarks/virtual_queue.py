@@ -15,6 +15,7 @@ from own_redis import own_redis
 from virtual_clock import VirtualClock
 
 from broker import scripts
+from broker.consumer import lease_of
 from broker.job import Forecast, Lease, ServiceClass, Submission, new_job_id
 from broker.keys import PoolKeys
 from broker.policy import AGING, Asking, Limits, Order
@@ -95,24 +96,10 @@ class Fleet(VirtualClock):
         if wait_ms >= 0 and ledger.free > len(rows):
             self.plan(self.now_s + wait_ms / 1000, "claim", name)
         for row in rows:
-            job_id, token, preempts = row[0].decode(), int(row[1]), int(row[11])
-            ran = self.known[job_id]
-            lease = Lease(
-                job_id,
-                token,
-                ran.arrival.service_class,
-                "/",
-                False,
-                False,
-                1,
-                0.0,
-                0.0,
-                "",
-                b"",
-                preempts=preempts,
-            )
+            lease = lease_of(row)
+            ran = self.known[lease.job_id]
             ledger.take(lease, now=self.now_s)
-            self.leases[job_id] = (name, lease)
+            self.leases[lease.job_id] = (name, lease)
             ran.wait_s = min(ran.wait_s, self.now_s - ran.arrival.at_s)
             self.plan(self.now_s + ran.arrival.run_s, "finish", lease)
         self.wake()

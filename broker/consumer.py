@@ -95,7 +95,7 @@ class Consumer:
         if jobs and queue != self._served.home:
             with contextlib.suppress(RedisAway):  # it has less room than it said at home
                 await self._pipe.command("ZREM", PoolKeys(self._served.home).named("spare"), self._worker_id)
-        return Claimed([_lease(job) for job in jobs], more == 1, more >= 2, next_due_s, more == BARRED)
+        return Claimed([lease_of(job) for job in jobs], more == 1, more >= 2, next_due_s, more == BARRED)
 
     async def _urgent_elsewhere(self) -> str:
         """The queue to ask before those whose turn it is, for a P0 job waits there; empty if there is none.
@@ -270,7 +270,8 @@ def _sooner(one: float | None, other: float | None) -> float | None:
     return min(one, other)
 
 
-def _lease(row: list[bytes]) -> Lease:
+def lease_of(row: list[bytes]) -> Lease:
+    """A job as lua/claim.lua answers it."""
     job_id, token, service_class, endpoint, stream, attached, attempt, *more = row
     cost, deadline, tenant, need, preempts, heir, plan, prompt_tokens, choices, body = more
     return Lease(

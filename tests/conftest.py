@@ -2,13 +2,14 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
 from api.cli.redis_server import RedisServer, find_binary, free_port, wait_for
+from broker.connection import Pipe
 from broker.errors import ConfigError
 from broker.keys import is_permanent
 
@@ -50,6 +51,13 @@ def redis_url(redis_server: RedisServer) -> str:
         client.flushall()
         client.script_flush()
     return redis_server.url
+
+
+@pytest.fixture
+async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
+    pipe = Pipe(redis_url)
+    yield pipe
+    await pipe.close()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from broker.job import Lease
 from broker.policy import Room
 from workers.aimd import Concurrency
 from workers.engine import EngineLoad, Usage
-from workers.holding import MAX_PREEMPTS, Demand, Holding, cheapest
+from workers.holding import MAX_PREEMPTS, Holding, cheapest
 from workers.kv_cache import Cache
 from workers.kv_pages import PAGE_TOKENS, paged
 from workers.pace import Pace
@@ -82,10 +82,8 @@ class Ledger:
     def free(self) -> int:
         return max(0, self.slots - self.busy)
 
-    def take(self, lease: Lease, *, now: float, demand: Demand | None = None) -> None:
-        holding = self._held[lease.job_id] = Holding(
-            lease, demand or Demand(lease.prompt_tokens, lease.choices), now, self.plan.page_tokens
-        )
+    def take(self, lease: Lease, *, now: float) -> None:
+        holding = self._held[lease.job_id] = Holding(lease, now, self.plan.page_tokens)
         if not holding.is_bulk:
             self._urgent_need += SMOOTH * (lease.kv_tokens - self._urgent_need)
         if not self.free:
@@ -115,7 +113,7 @@ class Ledger:
         begun = holding.first_at
         if begun is None:  # it came as a whole
             begun = min(now, holding.since + self.pace.prefill_s(holding.prompt_tokens))
-        each = tokens / holding.demand.choices
+        each = tokens / holding.lease.choices
         self.pace.saw_answer(round(each), now - begun)
         self.pace.saw_length(tokens, predicted=holding.predicted_output)
         if each >= MEASURED_TOKENS:
@@ -207,7 +205,7 @@ class Ledger:
 
     def _slots_of(self, some: Collection[Holding]) -> int:
         most = self.slots
-        return sum(min(holding.demand.choices, most) for holding in some)
+        return sum(min(holding.lease.choices, most) for holding in some)
 
     def _reading(self, now: float) -> list[Holding]:
         """Batch jobs whose prompts the engine has not read."""

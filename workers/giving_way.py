@@ -1,7 +1,6 @@
 """Stopping batch work for a P0 job that waits, once it has waited long enough. Used by the puller; whom, says the ledger."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 
 from broker.consumer import Consumer
 from workers.capacity import Ledger
+from workers.waiting import first_of
 
 log = logging.getLogger("headway.pull")
 MIN_WAIT_S = 0.005
@@ -66,7 +66,5 @@ class GivingWay:
 
 
 async def _happens(event: asyncio.Event, *, within_s: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            return await event.wait()
-    return False
+    await first_of(event, within_s=within_s)
+    return event.is_set()

@@ -12,20 +12,11 @@ NEAR_END = 0.25  # of the predicted run; a job with less before it is stopped la
 BULK = (ServiceClass.P2, ServiceClass.P3)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request asks for: tokens to read, and `choices` answers, each of which takes a slot of the engine."""
-
-    prompt_tokens: int = 0
-    choices: int = 1
-
-
 @dataclass(slots=True)
 class Holding:
     """`since`, `first_at`: monotonic seconds. `page`: of the engine's cache, tokens. `output`: tokens that were seen. `leaving`: it has been told to stop."""
 
     lease: Lease
-    demand: Demand
     since: float
     page: int = PAGE_TOKENS
     output: int = 0
@@ -36,7 +27,7 @@ class Holding:
     predicted_output: int = field(init=False)
 
     def __post_init__(self) -> None:
-        need, prompt = self.lease.kv_tokens, self.demand.prompt_tokens
+        need, prompt = self.lease.kv_tokens, self.lease.prompt_tokens
         self.is_bulk = self.lease.service_class in BULK
         self.prompt_tokens = min(prompt, need) if need else prompt
         self.predicted_output = max(0, need - self.prompt_tokens)
@@ -57,9 +48,7 @@ class Holding:
         output = float(self.output)
         if self.first_at is None and not self.lease.stream:
             decoding_s = now - self.since - pace.prefill_s(self.prompt_tokens)
-            output = min(
-                self.predicted_output, self.demand.choices * pace.decode_per_s * max(0.0, decoding_s)
-            )
+            output = min(self.predicted_output, self.lease.choices * pace.decode_per_s * max(0.0, decoding_s))
         return paged(self.prompt_tokens + output, self.page)
 
     def growth(self, pace: Pace, *, now: float) -> tuple[int, int]:

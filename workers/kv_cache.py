@@ -43,5 +43,5 @@ class Cache:
         staying = [h for h in held if not h.leaving]
         if len(staying) < 2:
             return False
-        live = sum(h.live_tokens(pace, now=now) + h.page * h.demand.choices for h in staying)
+        live = sum(h.live_tokens(pace, now=now) + h.page * h.lease.choices for h in staying)
         return live + self.unseen > self.total_tokens

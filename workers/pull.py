@@ -20,6 +20,7 @@ from workers.execute import Outcome, Run
 from workers.giving_way import PASSED_S, GivingWay
 from workers.health_watch import HealthWatch
 from workers.means import Means, Observer
+from workers.waiting import first_of
 
 log = logging.getLogger("headway.pull")
 REDIS_RETRY_S = 0.3
@@ -88,9 +89,13 @@ class Puller:
 
     def abort(self, job_id: str, token: int | None = None) -> None:
         """Stops a job that is not ours to run any more; its slot is free as soon as the engine has let go."""
-        lease, task = self._running.get(job_id, (None, None))
-        if lease is not None and task is not None and token in (None, lease.token):
-            task.cancel()
+        lease, _ = self._running.get(job_id, (None, None))
+        if lease is not None and token in (None, lease.token):
+            self._stop(job_id)
+
+    def _stop(self, job_id: str) -> None:
+        """Not before it has begun: a task that is cancelled until then gives nothing back."""
+        asyncio.get_running_loop().call_soon(self._running[job_id][1].cancel)
 
     def lost(self, job_ids: Iterable[str]) -> None:
         """Leases the heartbeat could not keep."""
@@ -164,7 +169,7 @@ class Puller:
         self.preempted += 1
         self.ledger.stop(victim)
         self._returning[victim] = "preempt"
-        asyncio.get_running_loop().call_soon(self._running[victim][1].cancel)  # not before it has begun
+        self._stop(victim)
 
     def _grown(self, job_id: str, tokens: int) -> None:
         self.health.heard()
@@ -180,30 +185,15 @@ class Puller:
         """Until resumed or drained. What runs goes on."""
         await self._means.consumer.withdraw()
         await self._means.consumer.wake_another()
-        either = {asyncio.create_task(event.wait()) for event in (self._resumed, self._draining)}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiting in either:
-                waiting.cancel()
+        await first_of(self._resumed, self._draining)
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, but not through a drain."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._draining.wait()
-        except TimeoutError:
-            pass
+        await first_of(self._draining, within_s=seconds)
 
     async def _sit_out(self, seconds: float | None) -> None:
         """The breaker is open: until it may ask again, or what was its probe has ended. It takes no marker from the others."""
-        either = {asyncio.create_task(event.wait()) for event in (self._room, self._draining)}
-        try:
-            timeout_s = min(MAX_SIT_OUT_S, seconds or 0.0)
-            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiting in either:
-                waiting.cancel()
+        await first_of(self._room, self._draining, within_s=min(MAX_SIT_OUT_S, seconds or 0.0))
 
     async def _probe(self) -> None:
         """An engine that cannot be reached gets no jobs until it is well again."""
@@ -278,7 +268,7 @@ class Puller:
         for job_id in self.ledger.restartable:
             self._returning.setdefault(job_id, "drain")
             self.ledger.stop(job_id)
-            asyncio.get_running_loop().call_soon(self._running[job_id][1].cancel)  # not before it has begun
+            self._stop(job_id)
 
     async def _finish_running(self) -> None:
         tasks = [task for _, task in self._running.values()]
@@ -290,7 +280,7 @@ class Puller:
         await asyncio.wait(either, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         finished.cancel()
         impatient.cancel()
-        for job_id, (_, task) in list(self._running.items()):
+        for job_id in self._running:
             self._returning[job_id] = "drain"
-            task.cancel()
+            self._stop(job_id)
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,6 @@
 """Beside the requests: models are exchanged, pasts and timing learned, by several processes, and no forecast waits."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,6 @@ from tests.predictor.small_models import folder_of
 
 POOL = "small"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
-
-
-@pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    made = Pipe(redis_url)
-    yield made
-    await made.close()
 
 
 @pytest.fixture

@@ -32,13 +32,6 @@ ENDS: dict[str, End] = {
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    found = Pipe(redis_url)
-    yield found
-    await found.close()
-
-
-@pytest.fixture
 async def consumer(pipe: Pipe, redis_url: str) -> AsyncIterator[Consumer]:
     found = Consumer(pipe, redis_url, pool=POOL, asking=Asking("w1"), limits=LIMITS)
     yield found

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ def asking(quota: Quota, *, tokens: int = 10, own: Quota = WIDE, job_id: str = "
     """By a key with its `own` quota, of a tenant with `quota`."""
     scopes = (Scope("tenant", quota), Scope("key_1", own))
     return Take("acme", scopes, job_id or new_job_id("small"), tokens, 30.0)
-
-
-@pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    found = Pipe(redis_url)
-    yield found
-    await found.close()
 
 
 @pytest.fixture

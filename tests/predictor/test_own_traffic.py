@@ -1,10 +1,8 @@
 """Outcomes become rows in the order of time, each with the past that its request can have had."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
-import pytest
 
 from broker import fleet, learning
 from broker.connection import Pipe
@@ -14,13 +12,6 @@ from predictor.own_traffic import LAG, Seen, collect, rows, write_rows
 from tests.predictor.tenants import outcomes
 
 HABITS = (40.0, 400.0)
-
-
-@pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    made = Pipe(redis_url)
-    yield made
-    await made.close()
 
 
 def seen(n: int, *, pool: str = "small") -> list[Seen]:

@@ -5,7 +5,7 @@ from broker.policy import Room
 from tests.workers.leases import lease
 from workers.capacity import Grown, Ledger, Plan
 from workers.engine import EngineLoad, Usage
-from workers.holding import MAX_PREEMPTS, Demand
+from workers.holding import MAX_PREEMPTS
 
 
 def ledger(plan: Plan, *leases: Lease) -> Ledger:
@@ -45,7 +45,7 @@ def test_an_idle_engine_takes_any_one_job() -> None:
 
 def test_kv_tokens_are_the_cache_without_the_peak_of_what_runs() -> None:
     held = Ledger(Plan(4, kv_tokens=1000))
-    held.take(lease("a", kv_tokens=300), now=0.0, demand=Demand(prompt_tokens=100))
+    held.take(lease("a", kv_tokens=300, prompt_tokens=100), now=0.0)
     assert held.room(now=0.0).kv_tokens == 1000 - 304  # 19 pages of 16
     held.grow("a", 100, now=1.0)
     assert held.room(now=1.0).kv_tokens == 1000 - 304  # it needs no more than was predicted
@@ -56,7 +56,7 @@ def test_kv_tokens_are_the_cache_without_the_peak_of_what_runs() -> None:
 def test_jobs_that_end_one_after_the_other_share_what_they_will_need() -> None:
     held = Ledger(Plan(4, kv_tokens=1000))
     for name, output in (("short", 32), ("long", 160)):
-        held.take(lease(name, kv_tokens=160 + output), now=0.0, demand=Demand(prompt_tokens=160))
+        held.take(lease(name, kv_tokens=160 + output, prompt_tokens=160), now=0.0)
     # when the short one ends both hold 192; at its own end the long one holds 320, alone
     assert held.room(now=0.0).kv_tokens == 1000 - 384
 
@@ -64,16 +64,16 @@ def test_jobs_that_end_one_after_the_other_share_what_they_will_need() -> None:
 def test_answers_that_stay_below_their_limit_are_counted_by_what_they_take() -> None:
     held = Ledger(Plan(4, kv_tokens=10_000))
     for n in range(20):
-        held.take(lease(str(n), kv_tokens=2100), now=0.0, demand=Demand(prompt_tokens=100))
+        held.take(lease(str(n), kv_tokens=2100, prompt_tokens=100), now=0.0)
         held.learn(str(n), Usage(100, 200, 0), now=5.0)
         held.give_back(str(n))
-    held.take(lease("next", kv_tokens=2100), now=10.0, demand=Demand(prompt_tokens=100))
+    held.take(lease("next", kv_tokens=2100, prompt_tokens=100), now=10.0)
     assert held.room(now=10.0).kv_tokens == 10_000 - 304  # a tenth of its limit
 
 
 def test_the_engines_word_on_its_cache_wins_within_bounds() -> None:
     held = Ledger(Plan(4, kv_tokens=1600))
-    held.take(lease("a", kv_tokens=480), now=0.0, demand=Demand(prompt_tokens=304))
+    held.take(lease("a", kv_tokens=480, prompt_tokens=304), now=0.0)
     held.observe(EngineLoad(kv_used_share=0.1), now=0.0)  # its prompt is still to be read
     assert held.room(now=0.0).kv_tokens == 1600 - 480
     held.grow("a", 16, now=1.0)  # it holds 320
@@ -87,7 +87,7 @@ def test_the_engines_word_on_its_cache_wins_within_bounds() -> None:
 
 def test_an_engine_that_does_not_say_leaves_our_own_count() -> None:
     held = Ledger(Plan(4, kv_tokens=1600))
-    held.take(lease("a", kv_tokens=320), now=0.0, demand=Demand(prompt_tokens=320))
+    held.take(lease("a", kv_tokens=320, prompt_tokens=320), now=0.0)
     held.observe(EngineLoad(kv_used_share=1.0), now=0.0)
     held.observe(EngineLoad(), now=0.0)
     assert held.room(now=0.0).kv_tokens == 1600 - 336
@@ -104,7 +104,7 @@ def test_growth_is_told_at_the_first_token_and_at_each_page() -> None:
 def test_a_cache_that_runs_full_stops_the_cheapest_batch_job_once() -> None:
     held = Ledger(Plan(4, kv_tokens=200))
     for at, name in enumerate(("p0", "old", "young")):
-        held.take(lease(name, 0 if name == "p0" else 2), now=float(at), demand=Demand(prompt_tokens=40))
+        held.take(lease(name, 0 if name == "p0" else 2, prompt_tokens=40), now=float(at))
     assert held.relief(now=3.0) is None  # 3 x 48 and 3 pages of 16 are 192
     held.grow("p0", 20, now=3.0)
     assert held.relief(now=3.0) == "young"
@@ -116,7 +116,7 @@ def test_a_cache_that_runs_full_stops_the_cheapest_batch_job_once() -> None:
 
 def test_a_job_that_is_alone_is_never_stopped_for_its_size() -> None:
     held = Ledger(Plan(4, kv_tokens=64))
-    held.take(lease("huge", 2), now=0.0, demand=Demand(prompt_tokens=100))
+    held.take(lease("huge", 2, prompt_tokens=100), now=0.0)
     assert held.relief(now=0.0) is None
 
 
@@ -180,7 +180,7 @@ def test_a_job_is_not_stopped_for_ever_nor_once_somebody_reads_it_nor_twice_at_a
 
 def test_pages_are_as_large_as_the_engine_says() -> None:
     held = Ledger(Plan(4, kv_tokens=1280, page_tokens=128))
-    held.take(lease("a", kv_tokens=150), now=0.0, demand=Demand(prompt_tokens=100))
+    held.take(lease("a", kv_tokens=150, prompt_tokens=100), now=0.0)
     assert held.room(now=0.0).kv_tokens == 1280 - 256
     held.grow("a", 20, now=1.0)
     assert held.grow("a", 7, now=1.0) is None

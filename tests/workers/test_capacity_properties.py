@@ -6,7 +6,6 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from tests.workers.leases import lease
 from workers.capacity import Ledger, Plan
-from workers.holding import Demand
 from workers.kv_pages import PAGE_TOKENS, paged, peak_tokens
 
 SLOTS, KV_TOKENS = 8, 4000
@@ -47,8 +46,8 @@ class Play(RuleBasedStateMachine):
         if not fits or not (room.bulk_slots if service_class >= 2 else room.slots):
             return multiple()
         self.count += 1
-        job = lease(f"j{self.count}", service_class, kv_tokens=prompt + output)
-        self.ledger.take(job, now=self.now, demand=Demand(prompt_tokens=prompt))
+        job = lease(f"j{self.count}", service_class, kv_tokens=prompt + output, prompt_tokens=prompt)
+        self.ledger.take(job, now=self.now)
         self.running[job.job_id] = (prompt, 0)
         self.relieve()
         return job.job_id

@@ -262,3 +262,23 @@ async def test_observers_see_each_job_start_and_end(worker: Maker) -> None:
     job_id = await rig.submit(service_class=ServiceClass.P2)
     await rig.ended(job_id)
     await wait_until(lambda: log.seen == [("started", job_id), ("succeeded", job_id)])
+
+
+async def test_abort_before_a_job_has_begun_gives_its_slot_back(worker: Maker) -> None:
+    class AtOnce:
+        ends = 0
+
+        def started(self, lease: Lease) -> None:
+            asyncio.get_running_loop().call_soon(rig.puller.abort, lease.job_id)
+
+        def ended(self, lease: Lease, outcome: str, *, run_s: float) -> None:
+            self.ends += 1
+
+        def close(self) -> None: ...
+
+    observer = AtOnce()
+    rig = await worker(ScriptedEngine(forever), observers=(observer,))
+    job_id = await rig.submit()
+    await wait_until(lambda: observer.ends == 1)
+    assert rig.puller.ledger.busy == 0
+    await rig.producer.cancel(job_id)

@@ -19,6 +19,7 @@ from workers.batch.group import Group
 from workers.batch.lease import Keeper
 from workers.batch.lines import Request
 from workers.batch.means import Means
+from workers.waiting import first_of
 
 SWEEP_S = 20.0  # a line whose message was missed is looked at after this
 RETAIN_S = 3600.0  # an answer waits for its slice, should that have to be done again
@@ -53,14 +54,8 @@ class Asker:
 
     async def watch(self) -> None:
         """Has every waiting line look again whenever the batch or the worker is stopped. Runs beside the slice."""
-        events = (self._keeper.changed, self._means.stopping)
         while not self._means.stopping.is_set():
-            waits = [asyncio.create_task(event.wait()) for event in events]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in waits:
-                    task.cancel()
+            await first_of(self._keeper.changed, self._means.stopping)
             self._keeper.changed.clear()
             for group in self._groups.values():
                 group.let_go()

@@ -58,13 +58,6 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    found = Pipe(redis_url)
-    yield found
-    await found.close()
-
-
-@pytest.fixture
 def settings(redis_url: str) -> Settings:
     return Settings(redis_url=redis_url, callbacks_to_private=True, callback_secret=SecretStr(SECRET))
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -30,13 +29,6 @@ def settings(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made = Settings(redis_url=redis_url, home=tmp_path, batch_ttl_s=TTL_S)
     monkeypatch.setattr(jobs, "_settings", lambda: made)
     return made
-
-
-@pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    made = Pipe(redis_url)
-    yield made
-    await made.close()
 
 
 @pytest.fixture
