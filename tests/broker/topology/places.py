@@ -61,7 +61,7 @@ class Place:
 
     def masters(self) -> list[Node]:
         up = [node for node in self.nodes if node.process.poll() is None]
-        return [node for node in up if node.ask("ROLE")[0] == "master"]
+        return [node for node in up if is_master(node)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,16 @@ def _start_watcher(ground: Ground, name: str, *, master: int) -> Node:
     return _start(ground, argv)
 
 
+def is_master(node: Node) -> bool:
+    """Not while it becomes one or stops to be it: sentinels close connections when they change a server."""
+    try:
+        return bool(node.ask("ROLE")[0] == "master")
+    except redis.ConnectionError:
+        return False
+
+
 def follows(node: Node) -> bool:
-    """Whether it is a replica that has all its master's data. Sentinels close connections when they change it."""
+    """Whether it is a replica that has all its master's data. As for `is_master`."""
     try:
         return "master_link_status:up" in node.ask("INFO", "replication")
     except redis.RedisError:
