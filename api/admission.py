@@ -17,6 +17,10 @@ LOOK_AGAIN_S = 0.2  # at most so often for those who are refused
 MARGIN = 1.5  # a job is refused if what is ahead of it takes so many times its deadline
 
 
+class ShardFull(QueueFull):
+    """Of a pool of several queues: another one may have room."""
+
+
 async def check_served(services: Services, pool: str, *, wish: str = "") -> None:
     """For a connection that waits: raises ApiError if no worker serves the pool. One may just have come: looks again.
 
@@ -28,11 +32,12 @@ async def check_served(services: Services, pool: str, *, wish: str = "") -> None
         for each in (pool, fallback):
             if wish == WAIT or (each and (await services.fleet.look(each, max_age_s=max_age_s)).served):
                 return
-    raise no_worker(pool)
+    if not services.fleet.was_away:
+        raise no_worker(pool)
 
 
 async def enqueue(services: Services, job: Submission, *, durable: bool = False) -> Accepted:
-    """Raises ApiError, QueueFull, RedisAway."""
+    """Raises ApiError, ShardFull, QueueFull, RedisAway."""
     room = await services.fleet.look(job.pool)
     if room.view.draining:
         raise pool_draining(job.pool)
@@ -45,7 +50,7 @@ async def enqueue(services: Services, job: Submission, *, durable: bool = False)
     except LimitReached as full:
         if services.fleet.note_full(job.queue):
             message = f"{full}; another shard may have room"
-            raise QueueFull(message, retry_after_s=full.retry_after_s) from None
+            raise ShardFull(message, retry_after_s=full.retry_after_s) from None
         room = await services.fleet.look(job.pool, max_age_s=LOOK_AGAIN_S)
         raise QueueFull(
             str(full), retry_after_s=min(MAX_RETRY_AFTER_S, room.room_in_s(full, queues=queues))

@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 
 from api import errors
+from broker.balance import Balance, judge, spread
 from broker.config import EMBEDDED_MODEL, ModelConfig
 from broker.fleet import PoolView, WorkerRecord
-from broker.job import JobView, ServiceClass, Status
+from broker.job import Forecast, JobView, ServiceClass, Status
 from broker.placement import degraded_from
 
 EMBEDDED_NOTE = f"embedded {EMBEDDED_MODEL} until you name a real engine in headway.yaml"
@@ -44,12 +45,17 @@ def timings(job: JobView) -> Document:
     }
 
 
-def predicted(job: JobView, start_s: float | None) -> Document:
-    """`start_s`: seconds from now until a worker takes it; null if nobody serves the pool, or it has started."""
+def predicted(need: Forecast, start_s: float | None) -> Document:
+    """`start_s`: seconds from now until a worker takes it; null if nobody serves the pool, or it has started.
+
+    `tool_call` is a probability, and not there where no tool can be called.
+    """
+    tool_call = round(need.tool_call, 2)
     return {
         "start_s": start_s,
-        "run_s": round(job.forecast.run_s, 3),
-        "output_tokens": job.forecast.output_tokens,
+        "run_s": round(need.run_s, 3),
+        "output_tokens": need.output_tokens,
+        **({"tool_call": tool_call} if tool_call else {}),
     }
 
 
@@ -67,7 +73,7 @@ def job_document(job: JobView, *, extra: Mapping[str, Any] | None = None) -> Doc
         "created_at": first.created,
         "deadline_at": job.deadline,
         "position": None,
-        "predicted": predicted(job, None),
+        "predicted": predicted(job.forecast, None),
         "metadata": kept.get("metadata", {}),
         "callback_url": kept.get("callback", {}).get("url"),
         "usage": usage(job),
@@ -161,6 +167,11 @@ def worker_document(worker: WorkerRecord) -> Document:
         "kv_used_share": worker.kv_used_share,
         "kv_total_tokens": worker.kv_total_tokens,
         "prefix_hit_share": _rounded(worker.prefix_hit_share),
+        "predicted_s": worker.predicted_s,
+        "jobs": {name: len(jobs) for name, jobs in worker.jobs.items()},
+        "tpot_s": worker.tpot_s,
+        "lately": worker.lately and asdict(worker.lately),
+        "minute": worker.minute and asdict(worker.minute),
         "host": worker.host,
         "pid": worker.pid,
         "started_at": worker.started,
@@ -201,12 +212,24 @@ def pool_document(view: PoolView, model: ModelConfig | None) -> Document:
         "mean_run_s": None if view.mean_run_s is None else round(view.mean_run_s, 3),
         "prefix_hit_share": _rounded(view.prefix_hit_share),
         "balance": balance(ready),
+        "balance_detail": balance_document(judge(view)),
         "workers": [worker_document(worker) for worker in view.workers],
     }
+
+
+def balance_document(found: Balance) -> Document:
+    """The figures are over the last minute, the causes over the last ten seconds. `why`: one sentence or several; "" while it is even."""
+    return {**asdict(found), "uneven": found.uneven, "why": found.why}
+
+
+def fleet_balance(views: Sequence[PoolView]) -> float | None:
+    """`balance` of all that are ready, each once however many pools it serves."""
+    everyone = {worker.worker_id: worker for view in views for worker in view.ready_workers}
+    return balance(list(everyone.values()))
 
 
 def balance(workers: Sequence[WorkerRecord]) -> float | None:
     """Max over mean of the workers' busy shares: 1 is even; null while nobody is busy."""
     shares = [worker.busy_slots / worker.slots for worker in workers if worker.slots]
-    mean = sum(shares) / len(shares) if shares else 0.0
-    return round(max(shares) / mean, 4) if mean else None
+    found = spread(shares)
+    return None if found is None else found.max_over_mean

@@ -41,6 +41,9 @@ SERVER_FAULT = "server_error"
 ENGINE_VERDICTS = frozenset({400, 404, 413, 422, 501})
 
 
+REFUSAL = "headway.refusal"  # in the scope of a request that an ApiError has answered
+
+
 class ApiError(BrokerError):
     """An error with its HTTP status. `code` and `param` as in OpenAI's error object."""
 
@@ -94,6 +97,11 @@ def cancelled(job_id: str) -> ApiError:
 def no_worker(pool: str) -> ApiError:
     message = f"no worker serves the pool {pool!r} now; start one (headway worker --pool {pool} --engine ...) or retry"
     return ApiError(503, message, code="no_worker").retry_after(5)
+
+
+def shutting_down() -> ApiError:
+    message = "this API process is stopping; ask again, and go on after the last event's id"
+    return ApiError(503, message, code="shutting_down").retry_after(1)
 
 
 def too_late(begin_s: float, deadline_s: float, *, service_class: str) -> ApiError:
@@ -175,11 +183,12 @@ def event(error: BrokerError) -> bytes:
     return b"data: " + orjson.dumps(translate(error).body()) + b"\n\n"
 
 
-async def on_broker_error(_: Request, error: Exception) -> Response:
+async def on_broker_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=499)  # goes nowhere
     assert isinstance(error, BrokerError)
-    return translate(error).response()
+    refusal = request.scope[REFUSAL] = translate(error)
+    return refusal.response()
 
 
 async def on_http_error(request: Request, error: Exception) -> Json:

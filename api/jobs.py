@@ -13,6 +13,7 @@ import orjson
 from starlette.types import Receive
 
 from api import admission, body, documents, idempotency, metering
+from api.describe import describe, start_s
 from api.errors import ApiError, invalid
 from api.rendering import Headers
 from api.routing import Request
@@ -25,6 +26,7 @@ from api.submit import (
     choose,
     class_of,
     divert,
+    elsewhere,
     fresh_id,
     parse_class,
     parse_deadline,
@@ -36,7 +38,7 @@ from broker import request_checks
 from broker.callbacks import check_url
 from broker.ends import Who, noted
 from broker.errors import QueueFull, RedisAway, UnknownJob
-from broker.job import Accepted, Ahead, JobView, ServiceClass, Status, Submission
+from broker.job import Accepted, JobView, ServiceClass, Status, Submission
 from broker.policy import DAY_S
 from broker.stream import Mailbox
 
@@ -88,6 +90,7 @@ async def understand(services: Services, raw: bytes, *, wishes: Wishes) -> JobAs
         body=orjson.dumps(engine_document),
         tenant=wishes.tenant,
         choice=choice,
+        trace=wishes.trace,
     )
     asked = await divert(services, asked, wishes=wishes)
     return JobAsked(asked, _metadata(document.get("metadata")), callback_url or "")
@@ -153,13 +156,7 @@ async def submit(
     """
     asked = job_asked.asked
     if not key:
-        job_id = fresh_id(services, asked)
-        try:
-            return await _queue(services, job_asked, job_id=job_id, told=told)
-        except RedisAway:
-            # it may be queued, and nobody can ask for it again: it must not run for nobody
-            services.abandon(job_id)
-            raise
+        return await _queue(services, job_asked, job_id=fresh_id(services, asked), told=told, keyed=False)
     claimed = await idempotency.claim(
         services,
         asked,
@@ -179,28 +176,47 @@ async def submit(
 
 
 async def _queue(
-    services: Services, job_asked: JobAsked, *, job_id: str, told: Headers | None
+    services: Services, job_asked: JobAsked, *, job_id: str, told: Headers | None, keyed: bool = True
 ) -> dict[str, Any]:
+    """`keyed`: somebody may ask for it again."""
     asked = job_asked.asked
     job = metering.noted(submission(services, job_asked, job_id=job_id), asked.tenant)
     meter = await admission.metered(services, job, tenant=asked.tenant)
     if meter and told is not None:
         told += meter.headers
     try:
-        accepted = await admission.enqueue(services, job, durable=True)
+        job, accepted = await _enqueue(services, job_asked, job=job, keyed=keyed)
     except (ApiError, QueueFull):
         if meter:
             services.spawn(meter.settle())
         raise
     if not accepted.created:
-        return await describe(services, await services.producer.get(job_id))
+        return await describe(services, await services.producer.get(job.job_id))
     if job.hold_s:
         services.celery_send(FEED_TASK, job.job_id)
-    start_s = await _start_s(services, job.pool, ahead=accepted.ahead)
-    return _accepted_document(job, accepted, start_s=start_s) | {
+    predicted_s = await start_s(services, job.pool, ahead=accepted.ahead)
+    return _accepted_document(job, accepted, start_s=predicted_s) | {
         "model": asked.model,
         "metadata": job_asked.metadata,
     }
+
+
+async def _enqueue(
+    services: Services, job_asked: JobAsked, *, job: Submission, keyed: bool
+) -> tuple[Submission, Accepted]:
+    """The job as it was queued: in any shard of its pool that has room. A key stands for one id."""
+    while True:
+        try:
+            return job, await admission.enqueue(services, job, durable=True)
+        except admission.ShardFull:
+            if keyed:
+                raise
+            other = elsewhere(services, job_asked.asked, job_id=job.job_id)
+            job = metering.noted(submission(services, job_asked, job_id=other), job_asked.asked.tenant)
+        except RedisAway:
+            if not keyed:  # it may be queued, and nobody can ask for it again: it must not run for nobody
+                services.abandon(job.job_id)
+            raise
 
 
 def submission(services: Services, job_asked: JobAsked, *, job_id: str) -> Submission:
@@ -230,34 +246,9 @@ def _accepted_document(job: Submission, accepted: Accepted, *, start_s: float | 
         "pool": job.pool,
         "endpoint": job.endpoint,
         "position": accepted.position,
-        "predicted": {
-            "start_s": start_s,
-            "run_s": round(job.forecast.run_s, 3),
-            "output_tokens": job.forecast.output_tokens,
-        },
+        "predicted": documents.predicted(job.forecast, start_s),
         **documents.marks(job.route),
     }
-
-
-async def describe(services: Services, job: JobView) -> dict[str, Any]:
-    """The full document, with its place in the queue and its history where there is one."""
-    extra: dict[str, Any] = {}
-    if job.status is Status.QUEUED:
-        ahead = await services.producer.ahead(job.job_id)
-        extra["position"] = None if ahead is None else ahead.jobs
-        extra["predicted"] = documents.predicted(job, await _start_s(services, job.pool, ahead=ahead))
-    if job.errors or job.deaths:
-        history = await services.producer.history(job.job_id)
-        extra["attempts"] = documents.attempts(job) | {
-            "history": [documents.parsed(entry) for entry in history]
-        }
-    return documents.job_document(job, extra=extra)
-
-
-async def _start_s(services: Services, pool: str, *, ahead: Ahead | None) -> float | None:
-    """Seconds until a job is predicted to start that has so much before it. Raises RedisAway."""
-    room = await services.fleet.look(pool)
-    return room.start_s(ahead, queues=len(services.fleet.shards.queues(pool)))
 
 
 async def wait_for_end(services: Services, job_id: str, *, wait_s: float, receive: Receive) -> JobView:

@@ -20,7 +20,18 @@ from broker.settings import Settings
 
 log = logging.getLogger("headway.live")
 LOOK_S = 0.5
-BY_WORKERS = ("engine", "dialect", "model", "slots", "kv_tokens", "shards", "speed", "api_key")
+BY_WORKERS = (
+    "engine",
+    "dialect",
+    "model",
+    "slots",
+    "kv_tokens",
+    "shards",
+    "speed",
+    "gpus",
+    "gpu_hour_usd",
+    "api_key",
+)
 Stamp = tuple[int, int, int] | None
 
 

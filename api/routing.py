@@ -8,19 +8,21 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.snapshots import FleetCache, Snapshot
 from broker import request_checks
 from broker.connection import Pipe
 from broker.errors import QueueFull, RedisAway
+from broker.feedback import floors
 from broker.heirs import Plan
 from broker.job import Ahead, ServiceClass
-from broker.keys import FLOORS, sticky_key
+from broker.keys import sticky_key
 from broker.placement import Placed, PoolLoad, Wanted, place
 from broker.route_config import RouteConfig
 from broker.script import ms
+from predictor.features import Features
 from predictor.prefix import conversation_key
 from predictor.router import Router
 
@@ -43,7 +45,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a request goes. `heir`: the pool that it may be handed on to; "": it may not. `key`: of its conversation."""
+    """Where a request goes. `heir`: the pool that it may be handed on to; "": it may not. `key`: of its conversation.
+    `features`: read of the request, if they were."""
 
     placed: Placed
     route: RouteConfig
@@ -51,9 +54,10 @@ class Choice:
     window: int = 0
     floor: float = 0.0
     key: str = ""
+    features: Features | None = None
 
-    def plan(self, *, weight: float, priority: int) -> str:
-        return str(Plan(self.window, self.floor, weight, priority))
+    def plan(self, *, weight: float, priority: int) -> Plan:
+        return Plan(self.window, self.floor, weight, priority)
 
 
 @dataclass(slots=True)
@@ -102,8 +106,7 @@ class Lessons:
             self._asked_at = now
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    flat = await self.pipe.command("HGETALL", FLOORS)
-                self._known = {k.decode(): float(v) for k, v in zip(flat[::2], flat[1::2], strict=True)}
+                    self._known = await floors(self.pipe)
             except (RedisAway, TimeoutError, ValueError) as error:
                 log.debug("floors are not read anew: %s", error)
         return self._known.get(f"{route} {kind}")
@@ -127,7 +130,7 @@ class Chooser:
         small, large = await asyncio.gather(
             *(self._load(pool, request.service_class) for pool in (route.small, route.large))
         )
-        wanted, key = self._router.look(request.document), self._key(route, request)
+        (wanted, features), key = self._router.read(request.document), self._key(route, request)
         if key:
             wanted = Wanted(wanted.p, wanted.kind, await self._sticky(key, request))
         learned = await self.lessons.get(route.name, "*") if route.target.quality is not None else None
@@ -135,10 +138,11 @@ class Chooser:
         if request.endpoint == request_checks.EMBEDDINGS:  # vectors of two models cannot be compared
             return Choice(place(rule, Wanted(1.0, wanted.kind, route.small), small=small, large=large), route)
         placed = place(rule, wanted, small=small, large=large)
+        choice = Choice(placed, route, key=key, features=features)
         if placed.pool != route.small or not route.escalate or not large.open:
-            return Choice(placed, route, key=key)
+            return choice
         window, floor = await self._cascade(route, request, kind=placed.kind)
-        return Choice(placed, route, route.large, window, floor, key)
+        return replace(choice, heir=route.large, window=window, floor=floor)
 
     async def keep(self, choice: Choice, pool: str) -> None:
         """The conversation goes on in that pool."""
@@ -160,14 +164,8 @@ class Chooser:
 
     async def _cascade(self, route: RouteConfig, request: Request, *, kind: str) -> tuple[int, float]:
         """Window and floor of a verdict by confidence; (0, 0.0): none."""
-        cascade, document = route.cascade, request.document
-        if cascade is None or kind not in cascade.types:
-            return 0, 0.0
-        if (
-            document.get("n") not in (None, 1)
-            or document.get("tools")
-            or isinstance(document.get("prompt"), list)
-        ):
+        cascade = route.cascade
+        if cascade is None or not cascade.judges(kind, request.document):
             return 0, 0.0
         learned = await self.lessons.get(route.name, kind)
         return cascade.window, cascade.floor if learned is None else learned

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from api.keyring import Keyring
 from api.live import Live
 from api.metering import Metering
+from api.metrics.tally import Tally
 from api.outages import Diversion
 from api.routing import Chooser
 from api.snapshots import FleetCache
@@ -59,6 +60,7 @@ class Services:
     foresight: Foresight
     celery_send: Callable[..., "asyncio.Future[None]"]
     metering: Metering
+    tally: Tally
     errands: set["asyncio.Task[None]"] = field(default_factory=set)
     diversion: Diversion = field(init=False)
 
@@ -73,6 +75,14 @@ class Services:
     def abandon(self, job_id: str) -> None:
         """Cancels a job whose caller has gone; goes on if the caller's own task is cancelled."""
         self.spawn(self._cancel(job_id))
+
+    def expire(self, job_id: str) -> None:
+        """Has a job end at its deadline, for whose answer somebody waits."""
+        self.spawn(self._expire(job_id))
+
+    async def _expire(self, job_id: str) -> None:
+        with contextlib.suppress(RedisAway):  # then the reaper does it
+            await self.producer.expire(job_id)
 
     def spawn(self, errand: Coroutine[Any, Any, None]) -> None:
         """Runs to its end beside the request; waited for when the process stops."""
@@ -125,9 +135,8 @@ class CelerySender:
 async def open_services(
     settings: Settings, config: Config, *, keyring: Keyring | None = None, watch_file: bool = False
 ) -> AsyncIterator[Services]:
-    """`watch_file`: whether `headway.yaml` is read again when it changes. Raises RedisAway or RedisUnsuitable if the server is not there or not fit to hold a queue."""
+    """`watch_file`: whether `headway.yaml` is read again when it changes. Raises RedisAway or RedisUnsuitable if the server is not there or not fit to hold a queue; ConfigError as `Keyring.check_door`."""
     await check_servers(settings.redis_url, timeout_s=settings.redis_timeout_s)
-    keyring = keyring or Keyring(settings, config)
     async with contextlib.AsyncExitStack() as stack:
         pipe = Pipe(settings.redis_url, timeout_s=settings.redis_timeout_s)
         stack.push_async_callback(pipe.close)
@@ -137,8 +146,9 @@ async def open_services(
         sender = CelerySender(settings.celery_url)
         stack.callback(sender.close)
         fleet = FleetCache(pipe, config)
-        live = Live(settings, config, keyring=keyring, fleet=fleet)
+        live = Live(settings, config, keyring=keyring or Keyring(settings, config), fleet=fleet)
         await live.learn_keys(KeyStore(pipe))
+        live.keyring.check_door()
         foresight = Foresight(
             pipe,
             learned_estimator(config),
@@ -157,6 +167,7 @@ async def open_services(
             foresight=foresight,
             celery_send=sender,
             metering=Metering(pipe, is_open=settings.limits_without_redis == "open"),
+            tally=Tally(pipe),
         )
         tasks = [asyncio.create_task(loop) for loop in _loops(services, watch_file=watch_file)]
         stack.push_async_callback(_stop, services, tasks)
@@ -171,6 +182,7 @@ def _loops(services: Services, *, watch_file: bool) -> list[Coroutine[Any, Any, 
         services.metering.settle_ends(queues, wanted=lambda: live.keyring.limits_anybody),
         live.run(KeyStore(pipe), watch_file=watch_file),
         services.diversion.run(_rescuer(services)),
+        services.tally.run(),
     ]
     if services.settings.predictor == "learned":
         loops.append(services.foresight.run())

@@ -21,6 +21,7 @@ MAX_AGE_S = 1.0
 STALE_S = 10.0
 ROOM_AFTER = 0.95  # a refused caller comes back when what waits is down to this share of the limit
 FULL_S = 5.0  # so long new jobs go to other shards than one that was full
+BACK_S = 2.0  # after Redis was away, until workers whose records had expired must have beaten
 UNSERVED_S = 30.0  # until it comes back if nobody serves the pool
 NAMED_MODELS = 20  # in a message
 LIVE = ("ready", "starting", "paused")
@@ -89,6 +90,7 @@ class FleetCache:
     _names: dict[str, str] = field(default_factory=dict)
     _announced: list[str] = field(default_factory=list)  # queues
     _announced_at: float = float("-inf")
+    _away_at: float = float("-inf")  # when Redis was last seen to be
     _full: dict[str, float] = field(default_factory=dict)  # shards that have refused a job, until when
     _snapshots: dict[str, Snapshot] = field(default_factory=dict)
     _looking: dict[str, "asyncio.Task[Snapshot]"] = field(default_factory=dict)
@@ -135,6 +137,7 @@ class FleetCache:
             try:
                 self._announced = await fleet.known_queues(self.pipe)
             except RedisAway:
+                self._away_at = now
                 if now - self._announced_at > STALE_S:
                     raise
             else:
@@ -173,9 +176,15 @@ class FleetCache:
         try:
             return await asyncio.shield(looking)
         except RedisAway:
+            self._away_at = asyncio.get_running_loop().time()
             if known is None or now - known.at > STALE_S:
                 raise
             return known
+
+    @property
+    def was_away(self) -> bool:
+        """Redis, a moment ago: that no worker is known says nothing."""
+        return asyncio.get_running_loop().time() - self._away_at < BACK_S
 
     async def views(
         self, pools: Iterable[str] | None = None, *, max_age_s: float = MAX_AGE_S

@@ -92,7 +92,12 @@ def attended(receive: Receive, box: Mailbox) -> Iterator[None]:
         watcher.cancel()
 
 
-async def _watch(receive: Receive, box: Mailbox) -> None:
+async def hung_up(receive: Receive) -> None:
+    """Returns when the client has. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _watch(receive: Receive, box: Mailbox) -> None:
+    await hung_up(receive)
     box.leave(ClientGone("the client hung up"))

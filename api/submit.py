@@ -4,7 +4,7 @@ Used by the OpenAI routes (a connection waits for the answer) and by `/v1/jobs` 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +13,15 @@ from starlette.types import Scope
 
 from api import body
 from api.admission import check_served
-from api.errors import ApiError, forbidden, invalid
+from api.errors import forbidden, invalid
+from api.metrics.catalogue import ROUTED
 from api.middleware import TENANT
-from api.rendering import Headers
 from api.routing import Choice, Request
 from api.services import Services
-from broker import request_checks
+from broker import request_checks, tracing
 from broker.errors import InvalidJob
-from broker.job import MAX_PRIORITY, SHARD_MARK, ServiceClass, Submission, heir_id, new_job_id
-from broker.placement import degraded_from
+from broker.heirs import with_heir
+from broker.job import MAX_PRIORITY, ServiceClass, Submission, heir_id, new_job_id
 from broker.rescue import degraded_text
 from broker.tenants import ANYBODY, DEGRADE, FALLBACKS, Tenant
 from predictor.prefix import conversation_key, prefix_chain
@@ -34,7 +34,6 @@ TIERS = {
     "auto": ServiceClass.P0,
     "flex": ServiceClass.P2,
 }
-JOB_HEADER = b"x-headway-job"
 OWN_FIELDS = ("priority", "service_tier")  # Headway's, not the engine's
 
 
@@ -47,6 +46,7 @@ class Wishes:
     tenant: Tenant = ANYBODY
     fallback: str = ""  # while nobody serves the pool; "": as its tenant says
     resets: bool = False  # an answer that has begun may begin anew
+    trace: str = ""  # what it is part of: tracing.carried
 
     @classmethod
     def read(cls, scope: Scope) -> "Wishes":
@@ -64,7 +64,8 @@ class Wishes:
                 fallback = one_of(FALLBACKS, text, param="X-Headway-Fallback")
             elif name == b"x-headway-retry":
                 resets = bool(one_of(("reset",), text, param="X-Headway-Retry"))
-        return cls(service_class, deadline_s, scope[TENANT], fallback, resets)
+        trace = tracing.carried(scope["headers"])
+        return cls(service_class, deadline_s, scope[TENANT], fallback, resets, trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Asked:
     degraded: str = ""  # the pool that it was meant for
     fallback: str = ""  # what it does if nobody serves its pool; "": the pool has no fallback
     resets: bool = False  # an answer that has begun may begin anew
+    trace: str = ""
 
     def __post_init__(self) -> None:
         """Raises ApiError for what the caller's key may not be used for."""
@@ -190,6 +192,7 @@ async def understand(services: Services, endpoint: str, *, raw: bytes, wishes: W
         tenant=wishes.tenant,
         choice=choice,
         resets=wishes.resets,
+        trace=wishes.trace,
     )
 
 
@@ -199,6 +202,8 @@ async def choose(services: Services, model: str, *, request: Request) -> Choice 
     if route is None:
         return None
     choice = await services.chooser.choose(route, request)
+    why = choice.placed.why.partition(":")[0] or "threshold"
+    services.tally.count(ROUTED, route.name, choice.placed.pool, choice.placed.kind, why)
     services.spawn(services.chooser.keep(choice, choice.placed.pool))
     return choice
 
@@ -217,10 +222,20 @@ async def attached_job(services: Services, asked: Asked) -> Submission:
 
 
 def fresh_id(services: Services, asked: Asked) -> str:
-    """An id in one of the pool's queues; turns of one conversation meet in the same, where its prefix is warm."""
+    """An id in one of the pool's queues."""
+    return new_job_id(_pick(services, asked))
+
+
+def elsewhere(services: Services, asked: Asked, *, job_id: str) -> str:
+    """The id in another queue of the pool, after that one had no room. What was taken of limits, was for either."""
+    return heir_id(job_id, _pick(services, asked))
+
+
+def _pick(services: Services, asked: Asked) -> str:
+    """Turns of one conversation meet in the same queue, where its prefix is warm."""
     shards = services.fleet.shards
     key = conversation_key(asked.document) if shards.is_split(asked.pool) else None
-    return new_job_id(services.fleet.pick(asked.pool, key))
+    return services.fleet.pick(asked.pool, key)
 
 
 def plain_submission(services: Services, asked: Asked, *, job_id: str) -> Submission:
@@ -230,7 +245,12 @@ def plain_submission(services: Services, asked: Asked, *, job_id: str) -> Submis
         service_class=asked.service_class,
         endpoint=asked.endpoint,
         body=asked.body,
-        forecast=services.estimator.forecast(asked.pool, asked.document, tenant=asked.tenant.name),
+        forecast=services.estimator.forecast(
+            asked.pool,
+            asked.document,
+            tenant=asked.tenant.name,
+            features=asked.choice.features if asked.choice else None,
+        ),
         prefix=prefix_chain(asked.document, tenant=asked.tenant.name),
         stream=asked.stream,
         tenant=asked.tenant.name,
@@ -240,6 +260,7 @@ def plain_submission(services: Services, asked: Asked, *, job_id: str) -> Submis
         priority=asked.priority,
         deadline_s=asked.deadline_s,
         rescuable=asked.fallback == DEGRADE,
+        trace=asked.trace,
         route=degraded_text(asked.pool, pool=asked.degraded) if asked.degraded else "",
     )
     return job if asked.choice is None else _routed(services, job, choice=asked.choice)
@@ -250,9 +271,8 @@ def _routed(services: Services, job: Submission, *, choice: Choice) -> Submissio
     job = replace(job, route=choice.placed.text)
     if not choice.heir or job.pool == choice.heir:
         return job
-    shard = job.queue.partition(SHARD_MARK)[2]
-    heir = heir_id(job.job_id, services.fleet.shards.pick(choice.heir, int(shard) if shard else 0))
-    return replace(job, heir=heir, plan=choice.plan(weight=job.weight, priority=job.priority))
+    plan = choice.plan(weight=job.weight, priority=job.priority)
+    return with_heir(job, choice.heir, plan=plan, shards=services.fleet.shards)
 
 
 def attached_submission(services: Services, asked: Asked, *, job_id: str) -> Submission:
@@ -265,34 +285,3 @@ def attached_submission(services: Services, asked: Asked, *, job_id: str) -> Sub
         reply_to=services.hub.address(job_id),
         retain_s=retain_s if asked.stream else min(retain_s, ATTACHED_RETAIN_S),
     )
-
-
-def job_headers(job: Submission) -> Headers:
-    """What every answer to a queued request carries. Names and values are plain ASCII by construction."""
-    return [
-        (JOB_HEADER, job.job_id.encode()),
-        (b"x-headway-pool", job.pool.encode()),
-        (b"x-headway-class", job.service_class.name.encode()),
-        (b"x-headway-predicted-ms", b"%d" % round(job.forecast.run_s * 1000)),
-        *_route_headers(job.route),
-    ]
-
-
-def _route_headers(route: str) -> Headers:
-    if not route:
-        return []
-    degraded = degraded_from(route)
-    marked = [(b"x-headway-degraded", degraded.encode())] if degraded else []
-    return [(b"x-headway-route", route.encode()), *marked]
-
-
-def name_job(
-    error: ApiError, job: Submission, *, more: Iterable[tuple[bytes, bytes]] = (), refused: bool = False
-) -> ApiError:
-    """Puts the job's headers on an error, so that a caller can ask what happened to it, and `more` of them.
-
-    `refused`: it was not queued; where it would have gone is said, but no id that nobody could ask for.
-    """
-    own = [header for header in job_headers(job) if not (refused and header[0] == JOB_HEADER)]
-    error.headers.update({name.decode(): value.decode() for name, value in (*own, *more)})
-    return error

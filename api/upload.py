@@ -3,6 +3,7 @@
 Starlette's own form parser would write the whole upload to a temporary file before a handler sees it.
 """
 
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
 
@@ -18,6 +19,7 @@ FILE = b"file"
 MAX_FIELD_BYTES = 64 * 1024
 MAX_PARTS = 16
 FORM_OVERHEAD_BYTES = 64 * 1024  # boundaries, headers and the other fields of a form
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its complaints are told to the caller
 PURPOSE = re.compile(r"[a-z][a-z_-]{0,31}")
 
 
@@ -96,14 +98,16 @@ async def receive_file(
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes + FORM_OVERHEAD_BYTES:
         raise too_large(max_bytes)
+    read = 0
     async with files.create(new) as writer:
         async for data in _arriving(request):
             form.feed(data)
+            read += len(data)
             pieces, form.file = form.file, []
             for piece in pieces:
                 await writer.write(piece)
                 seen(piece)
-            if writer.size_bytes > max_bytes:
+            if writer.size_bytes > max_bytes or read > max_bytes + FORM_OVERHEAD_BYTES:
                 raise too_large(max_bytes)
         new.filename, new.purpose = _checked(form)
     assert new.record is not None

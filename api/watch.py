@@ -11,8 +11,8 @@ import orjson
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from api.errors import ClientGone, invalid
-from api.jobs import describe
+from api.describe import describe
+from api.errors import ApiError, ClientGone, invalid
 from api.ownership import own_job
 from api.services import Services
 from api.sse import EventStream, attended, named_event
@@ -42,7 +42,7 @@ class Events:
                     await watch.run(box)
         except ClientGone:
             pass
-        except (RedisAway, UnknownJob):
+        except (ApiError, RedisAway, UnknownJob):  # an ApiError says that the process stops
             # no `done`: the reader comes again and goes on after its last id
             await out.finish(b": interrupted, please reconnect\n\n")
         finally:

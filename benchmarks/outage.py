@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,9 @@ class Fleet:
 
     def __init__(self, folder: Path, redis_url: str, **settings: str) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
+        self.redis_url = redis_url
         self.redis: Any = redis.Redis.from_url(redis_url)
+        self.engines: list[str] = []  # their addresses
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         config = folder / "headway.yaml"
         config.write_text("models: [{pool: small}, {pool: large, fallback: small}]\n")
@@ -60,15 +62,22 @@ class Fleet:
         }
         self._env |= {"HEADWAY_PORT": self.url.rpartition(":")[2], "HEADWAY_LOG_LEVEL": "error"}
 
-    def serve(self, pool: str, number: int, *options: str) -> None:
-        """A simulated engine, and its worker."""
+    def serve(self, pool: str, number: int, *options: str, worker: Sequence[str] = ()) -> int:
+        """A simulated engine with `options`, and its worker with those of `worker`, whose process id it is."""
         port = str(free_port())
+        self.engines.append(f"http://127.0.0.1:{port}")
         self._start(f"engine {pool} {number}", "api.cli.main", "sim-engine", "--port", port, *SIM, *options)
-        engine = ("--engine", f"http://127.0.0.1:{port}", "--dialect", "vllm")
-        self._start(f"worker {pool} {number}", "workers.main", "--pool", pool, *engine)
+        engine = ("--engine", self.engines[-1], "--dialect", "vllm")
+        return self._start(f"worker {pool} {number}", "workers.main", "--pool", pool, *engine, *worker)
 
     def open(self) -> None:
         self._start("api", "api.cli.serve")
+
+    def open_another(self) -> str:
+        """A second API process; its address."""
+        port = str(free_port())
+        self._start("api 2", "api.cli.serve", HEADWAY_PORT=port)
+        return f"http://127.0.0.1:{port}"
 
     def kill(self, names: str) -> None:
         """SIGKILL for all whose name begins so."""
@@ -87,10 +96,12 @@ class Fleet:
         found = self.redis.hgetall(PoolKeys(pool).named("stats"))
         return {name.decode(): float(value) for name, value in found.items()}
 
-    def _start(self, name: str, module: str, *words: str) -> None:
+    def _start(self, name: str, module: str, *words: str, **settings: str) -> int:
         command = [sys.executable, "-m", module, *words]
         quiet = subprocess.DEVNULL
-        self._processes[name] = subprocess.Popen(command, env=self._env, stdout=quiet, stderr=quiet)
+        env = self._env | settings
+        process = self._processes[name] = subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet)
+        return process.pid
 
 
 @contextmanager

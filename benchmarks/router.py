@@ -6,7 +6,7 @@ pair's own outcomes, as feedback teaches them; RouteLLM's published ones had lea
 similar benchmarks. MT-Bench has too few prompts: its router has learned from AlpacaEval, and the one that ships is beside it.
 
 The cascade has the small model answer first. Public outcomes have no token probabilities, so its verdict here falls by
-the prompt and by how long the small model's answer was; a verdict by probabilities is not measured by this file.
+the prompt and by how long the small model's answer was; the product's verdict by probabilities is measured by `cascade.py`.
 """
 
 import sys

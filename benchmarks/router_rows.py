@@ -79,16 +79,14 @@ class Pair:
 
 def routellm_gsm8k() -> Pair:
     bad = _contaminated("gsm8k")
-    rows = [
-        row for row in _table("routellm/gsm8k/gsm8k_responses.csv.gz") if row["prompt"].strip() not in bad
-    ]
+    rows = [row for row in table("routellm/gsm8k/gsm8k_responses.csv.gz") if row["prompt"].strip() not in bad]
     return _answered("gsm8k", rows)
 
 
 def routellm_mmlu() -> Pair:
     bad = _contaminated("mmlu")
     files = sorted((DATA / "routellm/mmlu/responses").glob("*.csv.gz"))
-    rows = [row for path in files for row in _table(str(path.relative_to(DATA)))]
+    rows = [row for path in files for row in table(str(path.relative_to(DATA)))]
     return _answered("mmlu", [row for row in rows if row["prompt"].strip() not in bad])
 
 
@@ -116,15 +114,21 @@ def zero_scores(task: str) -> tuple[dict[str, str], Scores]:
     rows = _lines("zeroeval/prompts.jsonl.gz")
     prompts = {str(row["idx"]): row["prompt"] for row in rows if row["task"] == task}
     scores: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in _table("zeroeval/outputs.csv.gz"):
+    for row in table("zeroeval/outputs.csv.gz"):
         if row["task"] == task:
             scores[row["idx"]][row["model"]] = float(row["correct"])
     return prompts, scores
 
 
+def zero_answers(task: str) -> dict[str, str]:
+    """What is right, by prompt."""
+    rows = _lines("zeroeval/prompts.jsonl.gz")
+    return {str(row["idx"]): str(row["gold"]) for row in rows if row["task"] == task}
+
+
 def zero_lengths(task: str) -> dict[str, float]:
     """Output tokens of the small Llama, by prompt."""
-    rows = _table("zeroeval/outputs.csv.gz")
+    rows = table("zeroeval/outputs.csv.gz")
     return {
         row["idx"]: float(row["out_tok_family"] or row["out_tok_cl100k"])
         for row in rows
@@ -136,7 +140,7 @@ def chat_scores() -> tuple[dict[str, str], Scores]:
     """AlpacaEval: whether a judge preferred each of 53 models to one reference."""
     prompts = {str(row["idx"]): row["prompt"] for row in _lines("alpaca_eval/prompts.jsonl.gz")}
     scores: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in _table("alpaca_eval/preferences.csv.gz"):
+    for row in table("alpaca_eval/preferences.csv.gz"):
         if row["annotator"] == "alpaca_eval_gpt4" and row["preference"]:
             scores[row["idx"]][row["model"]] = float(row["preference"]) - 1.0
     return prompts, scores
@@ -200,7 +204,7 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-def _table(path: str) -> list[dict[str, str]]:
+def table(path: str) -> list[dict[str, str]]:
     csv.field_size_limit(1 << 30)
     with gzip.open(DATA / path, "rt", encoding="utf-8") as file:
         return list(csv.DictReader(file))

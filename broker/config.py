@@ -82,6 +82,10 @@ class ModelConfig(BaseModel):
     tokenizer: Path | None = None  # its tokenizer.json; None: prompt tokens are estimated
     shards: int = Field(default=1, strict=True, ge=1, le=MAX_SHARDS)  # queues that it is spread over (ADR 9)
     speed: float = Field(default=1.0, strict=True, ge=MIN_SPEED, le=MAX_SPEED)  # of its workers; 1: usual
+    gpus: int = Field(default=1, strict=True, ge=1, le=1024)  # that one replica runs on
+    gpu_hour_usd: float = Field(
+        default=0.0, ge=0.0, le=10_000.0
+    )  # what one of them costs; 0: no money is shown
     aliases: tuple[str, ...] = ()  # further names that requests may use
     api_key: SecretStr | None = None  # sent to the engine
     fallback: str | None = None  # the pool that serves its requests while nobody serves this one

@@ -55,6 +55,8 @@ async def check_server(client: redis.asyncio.Redis) -> dict[str, Any]:
 
 
 class _Way(Protocol):
+    silent: bool
+
     def ask(self, waiting: Waiting) -> None: ...
 
     async def close(self) -> None: ...
@@ -90,7 +92,7 @@ class Pipe:
 
         `durable`: answers when what was written is on the server's disk, where the server can tell (docs/durability.md).
         """
-        if durable and self._durable.possible and not self._closed:
+        if durable and self._durable.possible and not (self._closed or self._way.silent):
             return await self._durable.run_all(calls)
         asked = [self._ask(call, call.evalsha()) for call in calls]
         return list(await asyncio.gather(*asked))

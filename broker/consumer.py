@@ -273,7 +273,7 @@ def _sooner(one: float | None, other: float | None) -> float | None:
 def lease_of(row: list[bytes]) -> Lease:
     """A job as lua/claim.lua answers it."""
     job_id, token, service_class, endpoint, stream, attached, attempt, *more = row
-    cost, deadline, tenant, need, preempts, heir, plan, prompt_tokens, choices, body = more
+    cost, deadline, tenant, need, preempts, heir, plan, prompt_tokens, choices, waited_ms, trace, body = more
     return Lease(
         job_id=job_id.decode(),
         token=int(token),
@@ -292,4 +292,6 @@ def lease_of(row: list[bytes]) -> Lease:
         plan=plan.decode(),
         prompt_tokens=int(prompt_tokens),
         choices=int(choices),
+        waited_s=int(waited_ms) / 1000,
+        trace=trace.decode(),
     )

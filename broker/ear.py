@@ -19,6 +19,7 @@ from broker.locate import Locator, bare_connection
 
 RECONNECT_S = 0.2
 CONNECT_S = 5.0
+SILENT_S = 5.0  # after so long without a word the server is asked for one; after as long again the connection is dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Ear:
         self._hear = hear
         self._node = ""
         self._connection: AbstractConnection | None = None
+        self._heard = True  # something, since the last look
         self._wanted: set[str] = set()
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -61,15 +63,39 @@ class Ear:
 
     async def run(self) -> None:
         """Hears until cancelled; connects again, and to another server, when it has to."""
-        while True:
-            try:
-                if self._connection is None:
-                    await self.open()
-                assert self._connection is not None
-                self._dispatch(await self._connection.read_response(disable_decoding=True))
-            except (RedisError, OSError, RedisAway):
+        watching = asyncio.create_task(self._watch())
+        try:
+            while True:
+                with contextlib.suppress(RedisError, OSError, RedisAway):
+                    await self._listen()
                 await self._disconnect()
                 await asyncio.sleep(RECONNECT_S)
+        finally:
+            watching.cancel()
+
+    async def _listen(self) -> None:
+        """As long as one connection lasts."""
+        if self._connection is None:
+            await self.open()
+        while self._connection is not None:
+            self._dispatch(await self._connection.read_response(disable_decoding=True))
+            self._heard = True
+
+    async def _watch(self) -> None:
+        """Of a network that drops packets a reader is told nothing: it would wait for ever."""
+        asked: AbstractConnection | None = None
+        while True:
+            self._heard = False
+            await asyncio.sleep(SILENT_S)
+            connection = self._connection
+            if self._heard or connection is None:
+                asked = None
+            elif asked is connection:
+                with contextlib.suppress(RedisError, OSError):
+                    await connection.disconnect(nowait=True)  # which ends the reading
+            else:
+                asked = connection
+                self._send("PING")
 
     async def close(self) -> None:
         for task in self._sending:
@@ -92,24 +118,26 @@ class Ear:
             await connection.disconnect(nowait=True)
             raise
 
-    def _send(self, command: str, channel: str) -> None:
+    def _send(self, command: str, *channels: str) -> None:
         """Without a connection there is nothing to do: the next one subscribes to what is wanted by then."""
         if self._connection is not None:
-            task = asyncio.create_task(self._say(self._connection, command, channel=channel))
+            task = asyncio.create_task(self._say(self._connection, command, *channels))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    async def _say(self, connection: AbstractConnection, command: str, *, channel: str) -> None:
+    async def _say(self, connection: AbstractConnection, command: str, *channels: str) -> None:
         if (
             connection.is_connected
         ):  # else redis-py would connect here, beside `run`: one of the two would leak
             with contextlib.suppress(RedisError, OSError):
-                await connection.send_command(self._verb(command), channel, check_health=False)
+                await connection.send_command(self._verb(command), *channels, check_health=False)
 
     def _verb(self, command: str) -> str:
-        return f"S{command}" if self._locator.sharded else command
+        return f"S{command}" if self._locator.sharded and command != "PING" else command
 
-    def _dispatch(self, item: list[Any]) -> None:
+    def _dispatch(self, item: list[Any] | bytes) -> None:
+        if isinstance(item, bytes) or len(item) != 3:  # the answer to PING
+            return
         kind, channel, data = item
         name = channel.decode() if channel else ""
         if kind == b"sunsubscribe" and name in self._wanted:

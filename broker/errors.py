@@ -4,6 +4,7 @@ BrokerError
 ├── ConfigError          a setting or file is wrong; the program refuses to start
 ├── RedisUnsuitable      reachable, but not fit to hold a queue (eviction, version)
 ├── RedisAway            Redis did not answer in time; nothing is known about the command
+│   └── RedisSilent      it was waited for already: it hangs, or the network swallows everything
 ├── QueueFull            a limit refused the job before it was accepted
 │   ├── LimitReached     as much waits as the queue, or its class, takes
 │   ├── StartTooLate     it would begin behind its deadline
@@ -41,6 +42,10 @@ class RedisAway(BrokerError):
     """No answer from Redis. The command may or may not have been applied: repeat it by its id."""
 
     retryable = True
+
+
+class RedisSilent(RedisAway):
+    """Redis neither answers nor refuses, for HEADWAY_REDIS_TIMEOUT_S by now."""
 
 
 class QueueFull(BrokerError):

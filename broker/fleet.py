@@ -9,12 +9,22 @@ import orjson
 from broker.connection import Pipe
 from broker.job import pool_of_queue
 from broker.keys import POOLS, PoolKeys
-from broker.script import Call
+from broker.script import Call, script
 from broker.topology import tag_of
 
 FORGET_S = 86_400
 ANNOUNCE_S = 3600.0
+OLDEST_OF = 16  # jobs of each set
 LIVE = ("ready", "starting", "paused")  # states of workers that take jobs, or will
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMeans:
+    """Of a worker over some seconds. Shares from 0 to 1; `predicted_s`: predicted seconds in flight."""
+
+    busy_share: float
+    kv_share: float | None
+    predicted_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,15 @@ class WorkerRecord:
     prompt_tokens: int = 0  # of the jobs that it finished
     cached_tokens: int = 0  # of those, what its engine had in its cache
     home: str = ""  # the queue that it serves first
+    predicted_s: float = 0.0  # of the whole runs of the jobs that it holds
+    jobs: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # by class, the predicted seconds of each, longest first
+    tpot_s: float | None = None  # lately: for each token of an answer after its first
+    lately: LoadMeans | None = (
+        None  # over the last ten seconds; who has been there for less than five tells none
+    )
+    minute: LoadMeans | None = None
     breaker: str = "closed"  # open, half-open: as the queue that was looked at judges it
 
     @property
@@ -53,6 +72,7 @@ class WorkerRecord:
     @classmethod
     def load(cls, raw: bytes, *, breaker: bytes | None = None) -> "WorkerRecord":
         known = {name: value for name, value in orjson.loads(raw).items() if name in cls.__dataclass_fields__}
+        known |= {name: LoadMeans(**known[name]) for name in ("lately", "minute") if known.get(name)}
         return cls(**known | {"breaker": (breaker or b"closed").decode()})
 
 
@@ -226,3 +246,16 @@ async def look(pipe: Pipe, queue: str) -> PoolView:
         promoted=sum(cards[7:]),
         counters={k.decode(): float(v) for k, v in zip(stats[::2], stats[1::2], strict=True)},
     )
+
+
+def oldest(queue: str) -> Call:
+    k = PoolKeys(queue)
+    aged = (k.named(f"aged:{level}") for level in range(3))
+    return Call(script("oldest"), (k.prefix, *k.all_ready, *aged), (OLDEST_OF,))
+
+
+async def oldest_s(pipe: Pipe, queues: Sequence[str]) -> list[float | None]:
+    """By class, how long jobs have waited that are next in any of the queues; None: none waits. Raises RedisAway."""
+    found = await pipe.run_all([oldest(queue) for queue in queues])
+    most = (max((ages[service_class] for ages in found), default=-1) for service_class in range(4))
+    return [None if age < 0 else age / 1000 for age in most]

@@ -5,15 +5,17 @@ is marked as escalated; a crash in between is mended by whoever runs the first j
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker import fleet
 from broker.connection import Pipe
 from broker.errors import InvalidJob, QueueFull, UnknownJob
 from broker.files import server_time
-from broker.job import Forecast, Lease, Status, Submission, pool_of, queue_of
+from broker.job import SHARD_MARK, Forecast, Lease, Status, Submission, heir_id, pool_of, queue_of
 from broker.keys import PoolKeys
+from broker.policy import Limits
 from broker.producer import Producer
+from broker.shards import Shards
 
 LIVE = ("ready", "starting", "paused")
 KEPT = ("cap", "retain", "meta", "pfx", "route", "notify", "status")
@@ -45,15 +47,31 @@ class Plan:
             raise InvalidJob(f"{text[:80]!r} is no plan of an escalation") from None
 
 
+def with_heir(job: Submission, pool: str, *, plan: Plan, shards: Shards) -> Submission:
+    """The job, which may be handed on to `pool`, to the shard that has its number where there is one."""
+    shard = job.queue.partition(SHARD_MARK)[2]
+    heir = heir_id(job.job_id, shards.pick(pool, int(shard) if shard else 0))
+    return replace(job, heir=heir, plan=str(plan))
+
+
 class Heirs:
-    """What a worker does with successors of the jobs that it runs. `forecast(pool, body)`: what one will cost."""
+    """What a worker does with successors of the jobs that it runs. `forecast(pool, body)`: what one will cost.
+
+    `max_deaths`: of a job's workers that it survives.
+    """
 
     def __init__(
-        self, pipe: Pipe, producer: Producer, *, forecast: Callable[[str, dict[str, object]], Forecast]
+        self,
+        pipe: Pipe,
+        producer: Producer,
+        *,
+        forecast: Callable[[str, dict[str, object]], Forecast],
+        max_deaths: int = Limits().max_deaths,
     ) -> None:
         self._pipe = pipe
         self._producer = producer
         self._forecast = forecast
+        self._max_deaths = max_deaths
 
     def prompt_tokens(self, lease: Lease, body: dict[str, object]) -> int:
         """As predicted, for a pass that was stopped before its engine counted."""
@@ -62,6 +80,14 @@ class Heirs:
     async def exists(self, heir: str) -> bool:
         """Raises RedisAway."""
         return bool(await self._pipe.command("EXISTS", PoolKeys(queue_of(heir)).job(heir)))
+
+    async def is_last_try(self, lease: Lease) -> bool:
+        """Whether the job would not survive one more death of a worker, after others. Raises RedisAway."""
+        deaths = int(
+            await self._pipe.command("HGET", PoolKeys(queue_of(lease.job_id)).job(lease.job_id), "deaths")
+            or 0
+        )
+        return 0 < deaths >= self._max_deaths
 
     async def submit(self, lease: Lease, body: dict[str, object], *, in_time: bool) -> bool:
         """Queues the job's successor with the deadline that is left. False: nobody would take it, or there is no room.
@@ -127,4 +153,5 @@ class Heirs:
             route=kept.get("route", ""),
             notify=kept.get("notify", ""),
             base_token=lease.token,
+            trace=lease.trace,
         )

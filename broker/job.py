@@ -96,6 +96,7 @@ class Submission:
     resets: bool = False  # if attached: it may begin anew after its first byte was seen
     rescuable: bool = False  # it may go to another pool if nobody serves this one (rescue.py)
     notify: str = ""  # who is told of its end: ends.noted
+    trace: str = ""  # what it is part of: tracing.carried
 
     @property
     def pool(self) -> str:
@@ -152,6 +153,8 @@ class Lease:
     plan: str = ""
     prompt_tokens: int = 0
     choices: int = 1
+    waited_s: float = 0.0  # from its acceptance to this claim
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,9 @@ class JobView:
     error: bytes | None = field(default=None, repr=False)
     redriven_as: str | None = None
     recounted: bool = False  # `usage` is Headway's estimate: the engine's counts could not be
+    claim: str = ""  # why the worker took it, as lua/_take.lua has it
+    promoted: float | None = None  # when it last went up a level
+    level: int | None = None  # that of another class, once it was promoted
     heir: str = ""
     route: str = ""
     confidence: float | None = None  # of a cascade's first pass

@@ -33,14 +33,17 @@ PERMANENT_SUFFIXES = (
     "stats",
     "ended:l",
     "ended:c",
+    "totals",
 )
 POOLS = f"{ROOT}pools"  # SET of the names of all queues that are used
 API_KEYS = f"{ROOT}keys"  # HASH: digest -> JSON about an API key; owner: the operator (`headway keys`)
 API_KEYS_VERSION = f"{ROOT}keys:version"  # STRING: how often that has changed
 CALLBACKS = f"{ROOT}callbacks"  # ZSET of callbacks that have not been taken, by when to try; three days after the last
 CALLBACK_SECRETS = f"{ROOT}callbacks:secrets"  # HASH: tenant -> what its callbacks are signed with
+ACCOUNTED = f"{ROOT}accounted"  # ZSET of the queues that have books, by the last day they were written
 PERMANENT_GLOBAL = (
     POOLS,
+    ACCOUNTED,
     "hw:batches",
     "hw:files",
     "hw:feedback",
@@ -107,6 +110,18 @@ class PoolKeys:
         """ZSET: wakes this worker, which has the prefix of a waiting job. Ten seconds."""
         return f"{self.prefix}marker:{worker_id}"
 
+    def minute(self, number: int) -> str:
+        """HASH of sums (accounts.py), by minutes since the epoch. 65 minutes."""
+        return f"{self.prefix}minute:{number}"
+
+    def day(self, number: int) -> str:
+        """HASH of sums (accounts.py), by days since the epoch, UTC. 400 days."""
+        return f"{self.prefix}day:{number}"
+
+    def slow(self, minute: int) -> str:
+        """ZSET of the jobs that people waited for longest in a minute (notable.py), by ms. Eleven minutes."""
+        return f"{self.prefix}slow:{minute}"
+
     def reply(self, process: str) -> str:
         """Channel: the answers to what one process submitted. In the pool's slot, so that scripts may publish there."""
         return f"{self.prefix}reply:{process}"
@@ -123,6 +138,7 @@ def idempotency_key(tenant: str, key: str) -> str:
     return f"{ROOT}idem:{digest}"
 
 
+API_BOOKS = ".api"  # in place of a queue's name: what API processes count and tell of themselves; no pool is called so
 FLOORS = f"{ROOT}floors"  # HASH "<route> <kind>": what feedback has taught; a month after the last lesson it expires
 FEEDBACK = f"{ROOT}feedback"  # STREAM, capped: outcomes of routed jobs, without their text
 

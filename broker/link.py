@@ -2,6 +2,9 @@
 
 An answer is never tied to a caller's task, so a cancelled await cannot mix up replies (redis-py#2665). `connection.Pipe`
 owns one link (single server, Sentinel) or one per node (cluster).
+
+A server that was found to be silent (hung, or behind a network that swallows everything) is tried in the background as
+long as anybody asks. Meanwhile commands fail at once: only the first ones wait for the time-out.
 """
 
 import asyncio
@@ -28,14 +31,14 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from broker.errors import BrokerError, MemoryFull, RedisAway
-from broker.locate import bare_connection
+from broker.errors import BrokerError, MemoryFull, RedisAway, RedisSilent
+from broker.locate import ASK_S, bare_connection
 from broker.script import Argument, Call
 
 log = logging.getLogger("headway.connection")
 # Redis 6.2 wraps what a script met: "Error running script (call to f_<sha>): @user_script:27: @user_script: 27: -OOM ..."
 CODE = re.compile(
-    r"(?:Error running script .*?: -)?(OOM|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|MISCONF)\b"
+    r"(?:Error running script .*?: -)?(OOM|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|MISCONF|NOREPLICAS)\b"
 )
 ELSEWHERE = (AskError, TryAgainError, ClusterDownError)  # nothing was executed. MovedError is an AskError
 WRONG_SERVER = (ReadOnlyError, MasterDownError, *ELSEWHERE)
@@ -43,6 +46,10 @@ WRONG_SERVER = (ReadOnlyError, MasterDownError, *ELSEWHERE)
 
 class _WrongServer(RedisError):
     """What has not been sent yet can go to the right one."""
+
+
+class _Silent(RedisError):
+    """It does not say no either."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +69,8 @@ class Waiting:
 
 
 class Link:
-    """`find` names the server, each time that a connection is opened. Answers older than `timeout_s` fail the connection.
+    """`find` names the server, each time that a connection is opened. A server that owes an answer and has given none for
+    `timeout_s` fails the connection, and is `silent` until the next one is open.
 
     `on_elsewhere` takes commands that the server did not execute because they belong to another node;
     `on_lost` is told the URL of a server whose connection failed.
@@ -80,15 +88,22 @@ class Link:
         self._timeout_s = timeout_s
         self._on_elsewhere = on_elsewhere
         self._on_lost = on_lost
+        self.silent = False
+        self._missed = False  # somebody has asked while it was silent
         self._node = ""
         self._connection: AbstractConnection | None = None
         self._unsent: list[Waiting] = []
         self._sent: deque[Waiting] = deque()
+        self._heard_at = 0.0  # loop time of the last answer, or since when one is owed
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     def ask(self, waiting: Waiting) -> None:
+        if self.silent:
+            self._missed = True
+            waiting.fail(RedisSilent("Redis does not answer; it is tried again all the time"))
+            return
         self._unsent.append(waiting)
         self._wake.set()
         if self._task is None:
@@ -99,7 +114,13 @@ class Link:
             await self._wake.wait()
             try:
                 connection = await self._open()
+                self.silent = False
                 await self._exchange(connection)
+            except _Silent as error:
+                self.silent, self._missed = self._missed or not self.silent, False
+                await self._fail(f"Redis does not answer ({error})", kind=RedisSilent)
+                if self.silent:
+                    self._wake.set()
             except _WrongServer as error:
                 await self._fail(f"lost the connection to Redis ({error})", unsent=False)
             except (RedisError, OSError, EOFError) as error:
@@ -111,15 +132,18 @@ class Link:
                 await self._fail(f"a command could not be sent to Redis ({error})")
 
     async def _open(self) -> AbstractConnection:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout(
-                self._timeout_s
-            ):  # the handshake too: a server that hangs accepts connections
+            # the handshake too: a server that hangs accepts connections
+            async with asyncio.timeout(self._timeout_s):
                 self._node = await self._find()
                 connection = self._connection = bare_connection(self._node)
                 await connection.connect()  # type: ignore[no-untyped-call]
-        except TimeoutError:
-            raise RedisError(f"no connection within {self._timeout_s:g} s") from None
+        except (RedisError, OSError, BrokerError) as error:  # TimeoutError is an OSError
+            if loop.time() - began < min(ASK_S, self._timeout_s):
+                raise
+            raise _Silent(str(error) or f"no connection within {self._timeout_s:g} s") from None
         return connection
 
     async def _exchange(self, connection: AbstractConnection) -> None:
@@ -141,17 +165,21 @@ class Link:
             await self._wake.wait()
             self._wake.clear()
             batch, self._unsent = self._unsent, []
+            if not self._sent:
+                self._heard_at = asyncio.get_running_loop().time()
             self._sent.extend(batch)
             # redis-py packs in Python: 20 us for an enqueue, hiredis 3 us
             commands = [hiredis.pack_command(w.command) for w in batch]  # type: ignore[arg-type] # its stub takes one word
             await connection.send_packed_command(b"".join(commands), check_health=False)
 
     async def _read(self, connection: AbstractConnection) -> None:
+        now = asyncio.get_running_loop().time
         while True:
             try:
                 answer = await connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 answer = error
+            self._heard_at = now()
             waiting = self._sent.popleft()
             if isinstance(answer, NoScriptError) and waiting.call is not None:
                 waiting.command = waiting.call.eval()
@@ -166,21 +194,22 @@ class Link:
                 raise _WrongServer(f"it is no longer the server to ask: {answer}")
 
     async def _watch(self) -> None:
-        """Ends the exchange if the oldest unanswered command has not changed for a whole time-out."""
+        """Ends the exchange `timeout_s` after the last answer, if more are owed."""
+        now = asyncio.get_running_loop().time
         while True:
-            oldest = self._sent[0] if self._sent else None
-            await asyncio.sleep(self._timeout_s)
-            if oldest is not None and self._sent and self._sent[0] is oldest:
-                raise RedisError(f"no answer within {self._timeout_s:g} s")
+            rest_s = self._heard_at + self._timeout_s - now() if self._sent else self._timeout_s
+            if rest_s <= 0:
+                raise _Silent(f"no answer within {self._timeout_s:g} s")
+            await asyncio.sleep(rest_s)
 
-    async def _fail(self, message: str, *, unsent: bool = True) -> None:
+    async def _fail(self, message: str, *, unsent: bool = True, kind: type[RedisAway] = RedisAway) -> None:
         waiting = [*self._sent, *(self._unsent if unsent else ())]
         self._sent.clear()
         if unsent:
             self._unsent = []
             self._wake.clear()
         for item in waiting:
-            item.fail(RedisAway(message))
+            item.fail(kind(message))
         if self._node:
             self._on_lost(self._node)
         await self._disconnect()

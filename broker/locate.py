@@ -13,8 +13,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from broker import seek
 from broker.errors import RedisAway
-from broker.topology import ANY, Address, SlotMap, Topology, parse, read_slots, slot_of
+from broker.topology import ANY, Address, SlotMap, Topology, parse, slot_of
 
 CONNECT_TIMEOUT_S = 2.0
 ASK_S = 1.0  # one sentinel's or node's answer about the others
@@ -58,6 +59,22 @@ async def ask_node(url: str, *commands: tuple[str, ...]) -> list[Any]:
             return answers
     finally:
         await connection.disconnect(nowait=True)
+
+
+async def _ask_all(search: seek.Search[seek.T]) -> seek.T:
+    """What is found. Raises RedisAway."""
+    try:
+        url, command = next(search)
+        while True:
+            try:
+                [answer] = await ask_node(url, command)
+            except seek.TROUBLE as error:
+                url, command = search.throw(error)
+            else:
+                url, command = search.send(answer)
+    except StopIteration as end:
+        found: seek.T = end.value
+        return found
 
 
 class Locator(Protocol):
@@ -112,23 +129,10 @@ class SentinelLocator:
         self._hosts = list(topology.hosts)
 
     async def find(self, key: str) -> str:  # noqa: ARG002 - one server has every key
-        trouble = "no answer"
-        for host in list(self._hosts):
-            command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.topology.service)
-            try:
-                [answer] = await ask_node(self.topology.sentinel(host), command)
-                url = None if answer is None else self.topology.node((answer[0].decode(), int(answer[1])))
-                role = None if url is None else (await ask_node(url, ("ROLE",)))[0][0]
-            except (RedisError, OSError, TimeoutError) as error:
-                trouble = f"{host[0]}:{host[1]}: {str(error) or 'no answer'}"
-                continue
-            if url is None or role != b"master":  # a sentinel may not have heard of a failover yet
-                trouble = f"{host[0]}:{host[1]} knows no master {self.topology.service!r}"
-                continue
-            self._hosts.remove(host)
-            self._hosts.insert(0, host)  # who answered is asked first the next time
-            return url
-        raise RedisAway(f"no sentinel names a master ({trouble})")
+        found = await _ask_all(seek.master(self.topology, list(self._hosts)))
+        self._hosts.remove(found.host)
+        self._hosts.insert(0, found.host)  # who answered is asked first the next time
+        return found.url
 
     async def masters(self) -> list[str]:
         return [await self.find("")]
@@ -187,29 +191,11 @@ class ClusterLocator:
         await asyncio.shield(self._asking)
 
     async def _refresh(self) -> None:
-        trouble = "no answer"
-        for host in random.sample(self._seeds, len(self._seeds)):
-            try:
-                [answer] = await ask_node(self.topology.node(host), ("CLUSTER", "SLOTS"))
-            except (RedisError, OSError, TimeoutError) as error:
-                trouble = f"{host[0]}:{host[1]}: {str(error) or 'no answer'}"
-                continue
-            slots = read_slots(answer, self.topology, asked=host)
-            if not slots.nodes():
-                trouble = f"{host[0]}:{host[1]} knows no slots"
-                continue
-            self._learn_seeds(answer, host)
-            await self._decide(slots)
-            self._slots = slots
-            return
-        raise RedisAway(f"no node of the cluster answers ({trouble})")
-
-    def _learn_seeds(self, answer: list[Any], asked: Address) -> None:
-        """Replicas too: in the next failover they may be all that is left."""
-        found = {
-            (node[0].decode() if node[0] else asked[0], int(node[1])) for row in answer for node in row[2:]
-        }
-        self._seeds = [*self.topology.hosts, *sorted(found - set(self.topology.hosts))]
+        hosts = random.sample(self._seeds, len(self._seeds))
+        found = await _ask_all(seek.cluster_map(self.topology, hosts))
+        self._seeds = found.hosts
+        await self._decide(found.slots)
+        self._slots = found.slots
 
     async def _decide(self, slots: SlotMap) -> None:
         """Once: whoever changed later would talk past the others. All masters have to be new enough."""

@@ -21,6 +21,8 @@ KEYLESS = frozenset(("PING", "ECHO", "TIME", "INFO", "CLIENT", "CONFIG", "SCRIPT
 class Nodes:
     """The links of one event loop to all nodes. A keyless command goes to any."""
 
+    silent = False  # each node is for itself
+
     def __init__(self, locator: ClusterLocator, *, timeout_s: float) -> None:
         self._locator = locator
         self._timeout_s = timeout_s

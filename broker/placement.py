@@ -37,7 +37,7 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Where a request goes. `why`: "" by the threshold; "load": that was moved; "sticky": the conversation is there;
-    "degraded": nobody serves the pool that was wanted."""
+    "degraded:POOL": nobody serves POOL, which was wanted."""
 
     route: str
     pool: str
@@ -54,8 +54,8 @@ class Placed:
 
 
 def degraded_from(route: str) -> str:
-    """The pool that a job's record says it was meant for; "1" if a route chose the other one of its two; "" if it is there."""
-    return "1" if route.endswith(" degraded") else route.partition(" degraded:")[2]
+    """The pool that a job's record says it was meant for, before any other; "" if it is there."""
+    return route.partition(" degraded:")[2].partition(" ")[0]
 
 
 def parse_record(text: str) -> Placed | None:
@@ -101,5 +101,5 @@ def place(rule: Rule, wanted: Wanted, *, small: PoolLoad = IDLE, large: PoolLoad
         pool, why = wanted.sticky, "sticky"
     here, there = (small, large) if pool == rule.small else (large, small)
     if not here.open and there.open:
-        pool, why = rule.large if pool == rule.small else rule.small, "degraded"
+        pool, why = rule.large if pool == rule.small else rule.small, f"degraded:{pool}"
     return Placed(rule.route, pool, wanted.p, threshold, wanted.kind, why)

@@ -5,17 +5,16 @@ Every method is safe to repeat: a job is known by its id.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from broker import enqueued, fleet, policy, scripts
 from broker.connection import Pipe
-from broker.errors import RedisAway, UnknownJob
+from broker.errors import RedisAway, RedisSilent, UnknownJob
 from broker.job import (
     Accepted,
     Ahead,
-    Forecast,
     JobView,
     ServiceClass,
     Status,
@@ -24,12 +23,12 @@ from broker.job import (
     queue_of,
 )
 from broker.keys import PoolKeys
+from broker.record import Attempt, view
 from broker.script import Call
 
 SUBMIT_PATIENCE_S = 2.0
 LEAST_PAGE = 100  # of an index that is searched, which may hold mostly others' jobs
 BULK = 200  # jobs per script of `submit_bulk`: it holds up everybody else for 2 ms
-USAGE = {"prompt_used": "prompt_tokens", "output_used": "completion_tokens", "cached_used": "cached_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,7 @@ class Producer:
         self._order = order or policy.Order()
         self._limits_of = limits_of
         self._announcer = fleet.Announcer(pipe)
+        self._gave_up_at = float("-inf")  # loop time; as long as nothing has got through since
 
     async def submit(
         self, job: Submission, *, durable: bool = False, most_ahead_s: float | None = None
@@ -107,17 +107,25 @@ class Producer:
         return enqueued.accepted(jobs, (await self._insist([call]))[0])
 
     async def _insist(self, calls: Sequence[Call], *, durable: bool = False) -> list[Any]:
-        """All answers. Repeats all calls while Redis is away, up to `SUBMIT_PATIENCE_S`; then raises RedisAway."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + SUBMIT_PATIENCE_S
+        """All answers. Repeats all calls for `SUBMIT_PATIENCE_S` while Redis is away; then raises RedisAway.
+
+        Those that come after one has given up try once; and nobody waits again for a server that hangs.
+        """
+        now = asyncio.get_running_loop().time
+        is_known = now() - self._gave_up_at < SUBMIT_PATIENCE_S
+        give_up = now() + (0.0 if is_known else SUBMIT_PATIENCE_S)
         while True:
             try:
                 await self._announcer.tell(calls)
-                return await self._pipe.run_all(calls, durable=durable)
-            except RedisAway:
-                if loop.time() > give_up:
+                answers = await self._pipe.run_all(calls, durable=durable)
+            except RedisAway as error:
+                if isinstance(error, RedisSilent) or now() >= give_up:
+                    self._gave_up_at = now()
                     raise
                 await asyncio.sleep(0.1)
+            else:
+                self._gave_up_at = float("-inf")
+                return answers
 
     async def feed(self, job_id: str) -> bool:
         """Lets a held job into its ready set. False if it was not held any more."""
@@ -132,6 +140,10 @@ class Producer:
         if status is Status.ESCALATED:
             return await self.cancel((await self._get(job_id, with_result=False)).heir)
         return status if status.terminal else Status.CANCELLED
+
+    async def expire(self, job_id: str) -> None:
+        """What the reaper does within a second: ends the job if its deadline has passed. Raises RedisAway."""
+        await self._pipe.run(scripts.cancel(job_id, if_overdue=True))
 
     async def get(self, job_id: str, *, with_result: bool = True) -> JobView:
         """The job as it is now, with its answer or error; of one that was escalated its successor, which has its place.
@@ -216,9 +228,10 @@ class Producer:
         )
         return int(newer) + len([name for name in equal if name.decode() >= after])
 
-    async def history(self, job_id: str) -> list[bytes]:
-        """JSON documents, one for every attempt that failed or died."""
-        return list(await self._pipe.command("LRANGE", PoolKeys(queue_of(job_id)).history(job_id), 0, -1))
+    async def history(self, job_id: str) -> list[Attempt]:
+        """What became of the attempts that did not end the job, the newest 20, oldest first."""
+        key = PoolKeys(queue_of(job_id)).history(job_id)
+        return [Attempt.parse(entry) for entry in await self._pipe.command("LRANGE", key, 0, -1)]
 
     async def dead(self, pool: str, *, limit: int = 100) -> list[str]:
         """Ids of the pool's dead letters, newest first."""
@@ -243,50 +256,3 @@ def matches(job: JobView, query: Query) -> bool:
         and (not query.statuses or job.status in query.statuses)
         and (not query.classes or job.service_class in query.classes)
     )
-
-
-def view(job_id: str, fields: Mapping[bytes, bytes], *, result: bytes | None) -> JobView:
-    """Reads a job's hash as the scripts write it. `result` is the answer, or the error of a job that failed."""
-
-    def number(name: bytes) -> int:
-        return int(float(fields.get(name, b"0")))
-
-    def at(name: bytes) -> float | None:
-        return number(name) / 1000 if name in fields else None
-
-    def text(name: bytes) -> str:
-        return fields.get(name, b"").decode()
-
-    status = Status(text(b"status"))
-    return JobView(
-        job_id=job_id,
-        status=status,
-        service_class=ServiceClass(number(b"class")),
-        endpoint=text(b"endpoint"),
-        tenant=text(b"tenant"),
-        forecast=Forecast(number(b"ptok"), number(b"otok"), number(b"cost") / 1000),
-        attempts=number(b"attempts"),
-        errors=number(b"errors"),
-        deaths=number(b"deaths"),
-        worker=text(b"worker"),
-        created=number(b"created") / 1000,
-        deadline=number(b"deadline") / 1000,
-        claimed=at(b"claimed"),
-        first_token=at(b"first"),
-        finished=at(b"finished"),
-        usage={USAGE[n]: number(n.encode()) for n in USAGE if n.encode() in fields},
-        metadata=fields.get(b"meta", b""),
-        result=result if status is Status.SUCCEEDED else None,
-        error=result if status is Status.FAILED else None,
-        redriven_as=text(b"redriven_as") or None,
-        recounted=b"recounted" in fields,
-        heir=text(b"heir"),
-        route=text(b"route"),
-        confidence=float(fields[b"conf"]) if b"conf" in fields else None,
-        why=_why(result) if status is Status.ESCALATED else "",
-    )
-
-
-def _why(told: bytes | None) -> str:
-    """From what the waiters of an escalated job were told: its successor, and the reason."""
-    return (told or b"").partition(b" ")[2].decode()

@@ -20,8 +20,10 @@ def model_name(document: Mapping[str, Any]) -> str:
     model = document.get("model")
     if model is None:
         raise InvalidJob("model is required", param="model", code="missing_required_parameter")
-    if type(model) is not str or not model:
+    if type(model) is not str:
         raise wrong("model", model, wanted="a string")
+    if not model:
+        raise InvalidJob("model must not be empty", param="model")
     return model
 
 

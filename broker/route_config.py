@@ -1,6 +1,6 @@
 """`routes` of headway.yaml: virtual model names that choose between a small and a large pool, request by request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -34,6 +34,11 @@ class CascadeConfig(BaseModel):
     types: tuple[str, ...] = ("fact", "extraction", "maths", "classification")
     window: int = Field(default=16, ge=1, le=MAX_WINDOW)
     floor: float = Field(default=0.7, ge=0.0, le=1.0)
+
+    def judges(self, kind: str, document: Mapping[str, Any]) -> bool:
+        """Whether a verdict by confidence falls on a request: of a kind that it means something for, with one answer in text."""
+        several = document.get("n") not in (None, 1) or isinstance(document.get("prompt"), list)
+        return kind in self.types and not several and not document.get("tools")
 
 
 def _switch(value: Any) -> Any:

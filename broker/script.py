@@ -17,6 +17,7 @@ PARTS = (
     "revive",
     "cap",
     "settle",
+    "note",
     "requeue",
     "bury",
     "promote",

@@ -32,7 +32,7 @@ def alike(job: Submission) -> tuple[object, ...]:
     """What jobs must have in common to be enqueued by one script."""
     kind = (job.queue, job.service_class, job.endpoint, job.stream, job.attached, job.tenant, job.tenant_cap)
     when = (job.weight, job.priority, job.deadline_s, job.hold_s, job.retain_s)
-    way = (job.heir, job.plan, job.route, job.base_token, job.notify, job.rescuable, job.resets)
+    way = (job.heir, job.plan, job.route, job.base_token, job.notify, job.rescuable, job.resets, job.trace)
     return (*kind, *when, *way, job.reply_to, job.listed, job.metadata)
 
 
@@ -50,7 +50,7 @@ def enqueue_many(jobs: Sequence[Submission], order: Order, *, admission: Admissi
         need = each.forecast
         age_s = order.aging.first_s(each.service_class, deadline_s=each.deadline_s, run_s=need.run_s)
         args += (each.job_id, each.body, ms(need.run_s), ms(age_s))
-        args += (need.prompt_tokens, need.output_tokens, need.kv_tokens, each.prefix)
+        args += (need.prompt_tokens, need.output_tokens, need.kv_tokens, each.prefix, percent(need.tool_call))
     sets = (k.named(name) for name in ("delayed", "deadlines", "aging", "index"))
     keys = (k.prefix, k.ready(c), *sets, k.fair(job.tenant), k.named("stats"))
     return Call(script("enqueue"), keys, tuple(args))
@@ -193,7 +193,7 @@ class Return:
 
 def release(job_id: str, token: int, *, given: Return, limits: Limits) -> Call:
     k = PoolKeys(job_id.partition(".")[2])
-    keys = (k.prefix, k.job(job_id), k.history(job_id), k.named("stats"))
+    keys = (k.prefix, k.job(job_id), k.named("stats"))
     args: tuple[Argument, ...] = (
         job_id,
         token,
@@ -207,9 +207,10 @@ def release(job_id: str, token: int, *, given: Return, limits: Limits) -> Call:
     return Call(script("release"), keys, args)
 
 
-def cancel(job_id: str) -> Call:
+def cancel(job_id: str, *, if_overdue: bool = False) -> Call:
+    """`if_overdue`: it expires, if its deadline has passed."""
     k = PoolKeys(job_id.partition(".")[2])
-    return Call(script("cancel"), (k.prefix, k.job(job_id)), (job_id,))
+    return Call(script("cancel"), (k.prefix, k.job(job_id)), (job_id, int(if_overdue)))
 
 
 def feed(job_id: str) -> Call:
@@ -263,5 +264,6 @@ def stored(job: Submission) -> list[Argument]:
         "token": job.base_token,
         "notify": job.notify,
         "fall": int(job.rescuable),
+        "trace": job.trace,
     }
     return fields + [item for name, value in optional.items() if value for item in (name, value)]

@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from broker.errors import ConfigError
+from broker.otel_settings import OtelSettings, traces_url
 from broker.policy import Aging, Breaker, Limits, Memory, Order, Passing
 from broker.topology import KINDS, parse
 from broker.wrong_values import describe
@@ -39,6 +40,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     flower_port: int = Field(default=0, ge=0, le=65535)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    otlp_endpoint: str = Field(default_factory=lambda: OtelSettings().traces_url)  # "": no traces are made
 
     # The stores. Queue, stream and Celery may sit on three servers
     redis_url: str = Field(default_factory=lambda values: own_redis_url(values["home"]))
@@ -151,6 +154,11 @@ class Settings(BaseSettings):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return url
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _takes_traces(cls, url: str) -> str:
+        return traces_url(url) if url else ""
 
     @field_validator("celery_url", "files_url")
     @classmethod

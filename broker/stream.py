@@ -145,6 +145,12 @@ class ReplyHub:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(ear.close() for ear in self._ears.values()))
 
+    def leave_all(self, reason: Exception) -> None:
+        """Every reader's `get` raises `reason` from now on."""
+        for boxes in self._boxes.values():
+            for box in boxes:
+                box.leave(reason)
+
     @contextlib.contextmanager
     def mailbox(self, job_id: str) -> Iterator[Mailbox]:
         """Receives what is told about a job whose `reply_to` is this hub. Open it before submitting.
@@ -218,7 +224,10 @@ class ReplyHub:
         # A subscription has begun, perhaps again: only from here on nothing is missed
         head, _, job_id = heard.channel.partition("}:out:")
         queue = head.partition("}:reply:")[0].removeprefix(f"{ROOT}{{")
-        for name, boxes in self._boxes.items():
-            if name == job_id or (not job_id and queue_of(name) == queue):
-                for box in boxes:
-                    box.lose()
+        if job_id:
+            meant = [self._boxes.get(job_id, set())]
+        else:
+            meant = [boxes for name, boxes in self._boxes.items() if queue_of(name) == queue]
+        for boxes in meant:
+            for box in boxes:
+                box.lose()

@@ -11,9 +11,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
+from broker import seek
 from broker.errors import RedisAway
 from broker.script import Call
-from broker.topology import Address, parse, read_slots, slot_of, tag_of
+from broker.topology import parse, slot_of, tag_of
 
 SHARE = 0.3  # of the time-out, for one of the hosts that may know where the server is
 
@@ -80,41 +81,41 @@ class ThreadLink:
 
     def _find(self) -> str:
         """URL of the server, as `locate.Locator.find`."""
-        if self._topology.kind == "single":
-            return self._topology.url
-        ask = self._ask_sentinel if self._topology.kind == "sentinel" else self._ask_node
-        trouble, end = "no answer", time.monotonic() + self._timeout_s
-        for host in random.sample(self._hosts, len(self._hosts)):
-            if time.monotonic() > end:
-                break
-            try:
-                found = ask(host)
-            except (RedisError, OSError) as error:
-                trouble = f"{host[0]}:{host[1]}: {error}"
-                continue
-            if found:
-                return found
-            trouble = f"{host[0]}:{host[1]} does not know it"
-        raise RedisAway(f"no master for the heartbeat was found ({trouble})")
+        topology = self._topology
+        if topology.kind == "single":
+            return topology.url
+        hosts = random.sample(self._hosts, len(self._hosts))
+        if topology.kind == "sentinel":
+            return self._ask_all(seek.master(topology, hosts)).url
+        found = self._ask_all(seek.cluster_map(topology, hosts))
+        self._hosts = found.hosts
+        node = found.slots.at(slot_of(self._key))
+        if node is None:
+            raise RedisAway("no node of the cluster has the heartbeat's slot now")
+        return node
 
-    def _ask_sentinel(self, host: Address) -> str | None:
-        with self._connect(self._topology.sentinel(host), share=SHARE) as sentinel:
-            answer = sentinel.sentinel_get_master_addr_by_name(self._topology.service)
-        if not answer:
-            return None
-        name = answer[0].decode() if isinstance(answer[0], bytes) else str(answer[0])
-        url = self._topology.node((name, int(answer[1])))
-        with self._connect(url, share=SHARE) as node:
-            role = node.execute_command("ROLE")[0]
-        return url if role == b"master" else None  # a sentinel may not have heard of a failover yet
+    def _ask_all(self, search: seek.Search[seek.T]) -> seek.T:
+        """What is found within the time-out. Raises RedisAway."""
+        end = time.monotonic() + self._timeout_s
+        try:
+            question = next(search)
+            while time.monotonic() < end:
+                try:
+                    answer = self._ask(*question)
+                except seek.TROUBLE as error:
+                    question = search.throw(error)
+                else:
+                    question = search.send(answer)
+        except StopIteration as stop:
+            found: seek.T = stop.value
+            return found
+        raise RedisAway("the heartbeat's master was not found in time")
 
-    def _ask_node(self, host: Address) -> str | None:
-        with self._connect(self._topology.node(host), share=SHARE) as node:
-            node.response_callbacks.clear()
-            rows = node.execute_command("CLUSTER SLOTS")
-        others = {(peer[0].decode() or host[0], int(peer[1])) for row in rows for peer in row[2:]}
-        self._hosts = [*self._topology.hosts, *sorted(others - set(self._topology.hosts))]
-        return read_slots(rows, self._topology, asked=host).at(slot_of(self._key))
+    def _ask(self, url: str, command: tuple[str, ...]) -> Any:
+        """The raw answer."""
+        with self._connect(url, share=SHARE) as client:
+            client.response_callbacks.clear()
+            return client.execute_command(*command)
 
 
 class ThreadLinks:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from broker.job import Forecast
 from broker.tenants import DEFAULT
+from predictor.features import Features
 
 CHARS_PER_TOKEN = 4.0  # English prose under current BPE tokenizers: 4.0-4.6 characters a token
 TOKENS_PER_WIDE = 0.7  # one Chinese, Japanese or Korean character: 0.6-1.0 tokens
@@ -32,8 +33,10 @@ class Speed:
 class Estimator(Protocol):
     """Says what a request will need. Must not raise and must not block."""
 
-    def forecast(self, pool: str, body: Mapping[str, Any], *, tenant: str = DEFAULT) -> Forecast:
-        """`body`: a request in OpenAI's shape, of any endpoint."""
+    def forecast(
+        self, pool: str, body: Mapping[str, Any], *, tenant: str = DEFAULT, features: Features | None = None
+    ) -> Forecast:
+        """`body`: a request in OpenAI's shape, of any endpoint. `features`: as `features.extract` has read them, if it has."""
         ...
 
 
@@ -43,7 +46,14 @@ class SimpleEstimator:
 
     speeds: dict[str, Speed] = field(default_factory=dict)
 
-    def forecast(self, pool: str, body: Mapping[str, Any], *, tenant: str = DEFAULT) -> Forecast:  # noqa: ARG002
+    def forecast(
+        self,
+        pool: str,
+        body: Mapping[str, Any],
+        *,
+        tenant: str = DEFAULT,  # noqa: ARG002
+        features: Features | None = None,  # noqa: ARG002
+    ) -> Forecast:
         speed = self.speeds.get(pool, Speed())
         prompt = prompt_tokens(body)
         output = output_tokens(body)

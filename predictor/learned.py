@@ -10,14 +10,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.errors import BrokerError
 from broker.job import Forecast
 from broker.tenants import DEFAULT
 from predictor.estimator import Estimator, SimpleEstimator, Speed
-from predictor.features import READER, Features, Reader
+from predictor.features import READER, Features, Reader, with_past
 from predictor.habits import Habits, past_key
 from predictor.history import key_of
 from predictor.length import Lengths
@@ -91,13 +91,16 @@ class LearnedEstimator:
     )  # of a pool that nothing was learned of
     breaker: Breaker = field(default_factory=Breaker)
 
-    def forecast(self, pool: str, body: Mapping[str, Any], *, tenant: str = DEFAULT) -> Forecast:
-        """As the protocol says. About 0.1 ms."""
+    def forecast(
+        self, pool: str, body: Mapping[str, Any], *, tenant: str = DEFAULT, features: Features | None = None
+    ) -> Forecast:
+        """As the protocol says. About 0.1 ms, half of that with `features`."""
         models, began = self.models, time.perf_counter()
         if models is None or self.breaker.is_open(now=time.monotonic()) or "input" in body:
             return self.simple.forecast(pool, body, tenant=tenant)
         try:
-            found = self._forecast(pool, self._foresee(pool, body, models=models, tenant=tenant))
+            read = self._read(pool, body, tenant=tenant, features=features)
+            found = self._forecast(pool, self._foresee(pool, read, models=models))
         except WRONG as error:
             self.breaker.failed(error, now=time.monotonic())
             return self.simple.forecast(pool, body, tenant=tenant)
@@ -110,7 +113,7 @@ class LearnedEstimator:
         if models is None or self.breaker.is_open(now=time.monotonic()):
             return None
         try:
-            return self._foresee(pool, body, models=models, tenant=tenant)
+            return self._foresee(pool, self._read(pool, body, tenant=tenant), models=models)
         except WRONG as error:
             self.breaker.failed(error, now=time.monotonic())
             return None
@@ -122,13 +125,21 @@ class LearnedEstimator:
             found = self.timings[pool] = Timing.start(self.speed_of(pool))
         return found
 
-    def _foresee(self, pool: str, body: Mapping[str, Any], *, models: ModelSet, tenant: str) -> Foreseen:
+    def _read(
+        self, pool: str, body: Mapping[str, Any], *, tenant: str, features: Features | None = None
+    ) -> tuple[Features, str]:
+        """With what came before in that pool; and the key of that. `features`: read without a past."""
+        reader = self.readers.get(pool, self.reader)
+        if features is not None and reader is READER:
+            key = past_key(tenant, features.template)
+            return replace(features, values=with_past(features.values, self.habits.past(pool, key))), key
         parts = read(body)
         template = key_of(parts, document=body)
         key = past_key(tenant, template)
-        reader = self.readers.get(pool, self.reader)
-        features = reader.features(body, parts, past=self.habits.past(pool, key), template=template)
-        row = features.vector()
+        return reader.features(body, parts, past=self.habits.past(pool, key), template=template), key
+
+    def _foresee(self, pool: str, read: tuple[Features, str], *, models: ModelSet) -> Foreseen:
+        (features, key), row = read, read[0].vector()
         lengths = shifted(models.lengths(row, features), features, shift=self.p90_shifts.get(pool, 0.0))
         return Foreseen(features, lengths, models.tool_call(row, features), key)
 

@@ -43,11 +43,16 @@ class Router:
 
     def look(self, document: Mapping[str, Any]) -> Wanted:
         """What is known of a request in OpenAI's shape."""
+        return self.read(document)[0]
+
+    def read(self, document: Mapping[str, Any]) -> tuple[Wanted, Features | None]:
+        """The same, and what it rests on, for whoever forecasts the request; None where it could not be judged."""
         try:
-            return self.judge(extract(document))
+            features = extract(document)
+            return self.judge(features), features
         except Exception:  # outermost guard of prediction: it never fails a request
             log.exception("a request could not be judged; it counts as undecided")
-            return UNKNOWN
+            return UNKNOWN, None
 
     def judge(self, features: Features) -> Wanted:
         return Wanted(p=self.sufficiency.probability(features), kind=features.prompt_type.value)

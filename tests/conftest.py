@@ -12,6 +12,7 @@ from api.cli.redis_server import RedisServer, find_binary, free_port, wait_for
 from broker.connection import Pipe
 from broker.errors import ConfigError
 from broker.keys import is_permanent
+from tests.tcp_proxy import TcpProxy
 
 ATTEMPTS = 3  # a free port may be taken by somebody else before redis-server binds it
 
@@ -51,6 +52,13 @@ def redis_url(redis_server: RedisServer) -> str:
         client.flushall()
         client.script_flush()
     return redis_server.url
+
+
+@pytest.fixture
+async def proxy(redis_server: RedisServer, redis_url: str) -> AsyncIterator[TcpProxy]:
+    """Before that database: `redis://127.0.0.1:<its port>/0`."""
+    async with TcpProxy.before("127.0.0.1", redis_server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

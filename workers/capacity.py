@@ -21,6 +21,7 @@ __all__ = ["MAX_PREEMPTS", "Grown", "Ledger", "Plan"]
 USUAL_NEED_TOKENS = 1000.0
 SMOOTH = 0.2
 MEASURED_TOKENS = 8  # of an answer, at least, for its pace to tell anything
+JOBS_TOLD = 32
 CHEAP_S = 1.0  # that a stopped job has run
 DEAR_TIMES = 1.4
 
@@ -60,6 +61,8 @@ class Ledger:
     reserve: Reserve = field(init=False)
     concurrency: Concurrency = field(init=False)
     cache: Cache | None = field(init=False)
+    written_tokens: int = 0  # by all jobs so far, without each one's first
+    writing_s: float = 0.0  # that took, summed over jobs
     _held: dict[str, Holding] = field(default_factory=dict)
     _urgent_need: float = USUAL_NEED_TOKENS
 
@@ -82,6 +85,20 @@ class Ledger:
     def free(self) -> int:
         return max(0, self.slots - self.busy)
 
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds in flight: of the whole runs of what is held."""
+        return sum(holding.lease.run_s for holding in self._all())
+
+    def jobs(self) -> dict[str, list[float]]:
+        """By class the predicted seconds of what is held, longest first, JOBS_TOLD at most of each."""
+        found: dict[str, list[float]] = {}
+        for lease in sorted((h.lease for h in self._all()), key=lambda lease: -lease.run_s):
+            of_class = found.setdefault(lease.service_class.name, [])
+            if len(of_class) < JOBS_TOLD:
+                of_class.append(round(lease.run_s, 1))
+        return found
+
     def take(self, lease: Lease, *, now: float) -> None:
         holding = self._held[lease.job_id] = Holding(lease, now, self.plan.page_tokens)
         if not holding.is_bulk:
@@ -96,6 +113,9 @@ class Ledger:
             return None
         before, first = paged(holding.output, holding.page), holding.first_at is None
         holding.output += tokens
+        if not first:
+            self._wrote(tokens, (now - holding.grown_at) * holding.lease.choices)
+        holding.grown_at = now
         if first:
             holding.first_at = now
             self.pace.saw_first(holding.prompt_tokens, now - holding.since)
@@ -113,11 +133,16 @@ class Ledger:
         begun = holding.first_at
         if begun is None:  # it came as a whole
             begun = min(now, holding.since + self.pace.prefill_s(holding.prompt_tokens))
+            self._wrote(tokens, (now - begun) * holding.lease.choices)
         each = tokens / holding.lease.choices
         self.pace.saw_answer(round(each), now - begun)
         self.pace.saw_length(tokens, predicted=holding.predicted_output)
         if each >= MEASURED_TOKENS:
             self.concurrency.saw_answer((now - begun) / each)
+
+    def _wrote(self, tokens: int, seconds: float) -> None:
+        self.written_tokens += tokens
+        self.writing_s += seconds
 
     def give_back(self, job_id: str) -> None:
         """Idempotent."""

@@ -88,6 +88,7 @@ class EngineCall:
     stream: bool
     rank: int = 0
     tenant: str = DEFAULT
+    trace: str = ""  # what it is part of, for engines that trace: tracing.carried
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from workers.guard import Guard, Unfit
 
 T = TypeVar("T")
 BEGUN = "begun_before"  # by an attempt that did not get to say why
+DIED = "worker_died"
 
 
 class Insist(Protocol):
@@ -42,9 +43,14 @@ class Escalation:
         self._insist = insist
 
     async def begun(self) -> bool:
-        """Whether an earlier attempt had the successor queued and died then. Raises StaleToken."""
-        if self._lease.attempt > 1 and await self._insist(lambda: self._heirs.exists(self._lease.heir)):
+        """Whether it is not to run here: an earlier attempt had the successor queued and died then, or one more death of a
+        worker would be the job's end. Raises StaleToken."""
+        if self._lease.attempt == 1:
+            return False
+        if await self._insist(lambda: self._heirs.exists(self._lease.heir)):
             self.why = BEGUN
+        elif await self._insist(lambda: self._heirs.is_last_try(self._lease)):
+            await self._pass_on(DIED, in_time=False)
         return bool(self.why)
 
     async def next(self, item: Delta | Final) -> list[Delta]:

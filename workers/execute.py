@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -126,11 +126,11 @@ class Run:
 
     async def _attempt(self) -> Outcome:
         lease = self.lease
-        body, rank = orjson.loads(lease.body), int(lease.service_class)
+        body = orjson.loads(lease.body)
         if lease.heir and self.heirs is not None:
             self.escalation = Escalation(lease, body, heirs=self.heirs, insist=self._insist)
             return await self._first_pass(self.escalation)
-        call = EngineCall(lease.job_id, lease.endpoint, body, lease.stream, rank=rank, tenant=lease.tenant)
+        call = _call(lease, body, stream=lease.stream)
         if not lease.stream:
             return await self._whole(call)
         return await self._stream(call)
@@ -159,10 +159,7 @@ class Run:
         lease, guard = self.lease, escalation.guard
         if await escalation.begun():
             return await self._handed_on(escalation)
-        rank = int(lease.service_class)
-        call = EngineCall(
-            lease.job_id, lease.endpoint, guard.asked(), guard.streams, rank=rank, tenant=lease.tenant
-        )
+        call = _call(lease, guard.asked(), stream=guard.streams)
         self.appender.open(lease)
         try:
             final = await self._relay_guarded(call, escalation)
@@ -253,6 +250,13 @@ class Run:
                         f"the lease on {self.lease.job_id} ran out while Redis was away"
                     ) from None
                 await asyncio.sleep(WRITE_RETRY_S)
+
+
+def _call(lease: Lease, body: dict[str, Any], *, stream: bool) -> EngineCall:
+    rank = int(lease.service_class)
+    return EngineCall(
+        lease.job_id, lease.endpoint, body, stream, rank, tenant=lease.tenant, trace=lease.trace
+    )
 
 
 def _stopped() -> bytes:

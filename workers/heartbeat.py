@@ -21,6 +21,7 @@ from broker.thread_link import ThreadLinks
 
 log = logging.getLogger("headway.heartbeat")
 BEATS_PER_LEASE = 3
+AGAIN_S = 0.3  # while Redis is away: whose record has expired is not known to live until it beats
 STALLED_S = 60.0  # an event loop that does not turn for so long is hung, not busy: its leases may lapse
 
 Describe = Callable[[], bytes]
@@ -38,6 +39,7 @@ class Heartbeat:
         """`pool`: the queues, or the name of the only one."""
         self._served = Served([pool]) if isinstance(pool, str) else pool
         self._beats = 0
+        self._away = False  # the last beat did not get through everywhere
         self._worker_id = worker_id
         self._lease_s = lease_s
         self._timeout_s = lease_s / BEATS_PER_LEASE
@@ -109,7 +111,8 @@ class Heartbeat:
                     loop.call_soon_threadsafe(on_wish, wished)
             except RuntimeError:  # the loop has closed
                 return
-            self._now.wait(self._lease_s / BEATS_PER_LEASE)
+            every_s = self._lease_s / BEATS_PER_LEASE
+            self._now.wait(min(AGAIN_S, every_s) if self._away else every_s)
             self._now.clear()
 
     def _turn(self) -> None:
@@ -125,9 +128,10 @@ class Heartbeat:
             return []
         beats, record, lost = self._by_queue(held), describe(), list[str]()
         calls = [self._renewal(queue, record, held=mine) for queue, mine in beats.items()]
-        for (queue, mine), answer in zip(beats.items(), self._links.run_all(calls), strict=True):
+        answers = self._links.run_all(calls)
+        self._note(next((answer for answer in answers if isinstance(answer, Exception)), None))
+        for (queue, mine), answer in zip(beats.items(), answers, strict=True):
             if isinstance(answer, Exception):
-                log.warning("heartbeat did not reach Redis: %s", answer)
                 lost += self._distrusted(mine)
             else:
                 wish, *ids = (word.decode() for word in answer)
@@ -135,6 +139,13 @@ class Heartbeat:
                 self._trust({job_id: mine[job_id] for job_id in mine.keys() - gone}, sent + self._lease_s)
                 lost += gone
         return lost
+
+    def _note(self, trouble: Exception | None) -> None:
+        if trouble is not None and not self._away:
+            log.warning("heartbeat does not reach Redis: %s", trouble)
+        elif trouble is None and self._away:
+            log.info("heartbeat reaches Redis again")
+        self._away = trouble is not None
 
     def _by_queue(self, held: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Where to beat now, with the leases (job id: token) that are held there."""

@@ -14,13 +14,14 @@ BULK = (ServiceClass.P2, ServiceClass.P3)
 
 @dataclass(slots=True)
 class Holding:
-    """`since`, `first_at`: monotonic seconds. `page`: of the engine's cache, tokens. `output`: tokens that were seen. `leaving`: it has been told to stop."""
+    """`since`, `first_at`, `grown_at`: monotonic seconds. `page`: of the engine's cache, tokens. `output`: tokens that were seen. `leaving`: it has been told to stop."""
 
     lease: Lease
     since: float
     page: int = PAGE_TOKENS
     output: int = 0
     first_at: float | None = None
+    grown_at: float = 0.0  # when its last tokens came
     leaving: bool = False
     is_bulk: bool = field(init=False)
     prompt_tokens: int = field(init=False)

@@ -5,18 +5,20 @@ wished for (steering.py), 2 for a wrong setting.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
+from broker import logs
 from broker.config import EMBEDDED, load_config
 from broker.connection import Pipe, check_servers
 from broker.consumer import Consumer
@@ -30,23 +32,40 @@ from broker.reaper import reap_forever
 from broker.served import Served, choose_home, home_first, keep_fresh
 from broker.settings import Settings, load_settings
 from broker.steering import DISMISSED
+from broker.tracing import open_spans
 from predictor.estimator import SimpleEstimator
+from workers.accounts import Accounts
 from workers.appender import Appender
 from workers.batch.events import CeleryEvents
 from workers.capacity import Plan
 from workers.control import hear_aborts
-from workers.engine import Engine, EngineLimits, EngineLoad, EngineUnavailable
+from workers.description import Description
+from workers.engine import Engine, EngineLimits, EngineUnavailable
 from workers.execute import Backoff
 from workers.heartbeat import Heartbeat
 from workers.kv_pages import PAGE_TOKENS
 from workers.load_watch import LoadWatch
 from workers.means import Means
+from workers.notables import Notables
 from workers.options import Options, build_engine, parse, warn_of_unknown_pool
 from workers.outcomes import Reporter
+from workers.pace import Pace
 from workers.pull import Puller
+from workers.recent import Recent
+from workers.sight import Sight, Teller
+
+if TYPE_CHECKING:
+    from workers.traces import Traces
 
 log = logging.getLogger("headway.worker")
 ENGINE_RETRY_S = 1.0
+
+
+class Runs(Protocol):
+    """A part that works beside the puller."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
 
 
 class Worker:
@@ -115,36 +134,51 @@ class Worker:
             consumer, delay_s=settings.coalesce_ms / 1000, on_stale=lambda job_id: puller.abort(job_id, None)
         )
         backoff = Backoff(settings.retry_base_s, settings.retry_cap_s)
-        reporter = Reporter(pipe, memory=settings.memory)
-        watched = reporter.watch(self._engine)
-        means = Means(watched, consumer, appender, heartbeat, backoff, self._heirs(pipe))
+        tellers, traces = self._tellers(pipe, pace=lambda: puller.ledger.pace), self._traces(stack)
+        followers = (*tellers, *((traces,) if traces else ()))
+        sight = Sight(*followers, before=traces.before if traces else None)
+        means = Means(sight.watch(self._engine), consumer, appender, heartbeat, backoff, self._heirs(pipe))
         events = CeleryEvents(settings, pool=pool, worker_id=self.worker_id)
-        plan, observers = self._plan(limits), (events, reporter)
+        plan, observers = self._plan(limits), (events, sight)
         puller = self._puller = Puller(means, plan=plan, drain_s=settings.drain_s, observers=observers)
         watch = LoadWatch(self._engine, every_s=settings.engine_load_s, on_look=puller.ledger.observe)
         await served.join(pipe)
-        describe = self._describe(puller, watch, model=self._options.model or limits.model, home=served.home)
+        recent = Recent(puller.ledger, watch)
+        describe = self._describe(puller, recent, model=self._options.model or limits.model, home=served.home)
         heartbeat.start(describe, puller.lost, on_wish=puller.heed)
-        tasks = [
-            asyncio.create_task(appender.run()),
-            asyncio.create_task(watch.run()),
-            asyncio.create_task(puller.health.run(settings.health_s)),
-            asyncio.create_task(reporter.run()),
-            asyncio.create_task(keep_fresh(served, pipe)),
-            asyncio.create_task(hear_aborts(url, served, on_abort=puller.abort, on_call=heartbeat.called)),
-            asyncio.create_task(reap_forever(pipe, served.to_reap, limits=self._limits)),
-        ]
+        parts: tuple[Runs, ...] = (appender, watch, recent, *tellers)
+        loops = (
+            *(part.run() for part in parts),
+            puller.health.run(settings.health_s),
+            keep_fresh(served, pipe),
+            hear_aborts(url, served, on_abort=puller.abort, on_call=heartbeat.called),
+            reap_forever(pipe, served.to_reap, limits=self._limits),
+        )
         log.info("worker %s serves %s with %d slots", self.worker_id, ", ".join(served.queues), plan.slots)
         try:
-            await puller.run()
+            async with beside(loops):
+                await puller.run()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.to_thread(heartbeat.stop)
-            await reporter.report()
+            for teller in tellers:
+                await teller.flush()
             events.close()
             await self._leave(consumer)
+
+    def _tellers(self, pipe: Pipe, *, pace: Callable[[], Pace]) -> tuple[Teller, ...]:
+        accounts = Accounts(pipe, worker_id=self.worker_id, price=self._options.price, pace=pace)
+        reporter = Reporter(pipe, memory=self._settings.memory)
+        return reporter, accounts, Notables(pipe, worker_id=self.worker_id)
+
+    def _traces(self, stack: AsyncExitStack) -> "Traces | None":
+        """Raises ConfigError."""
+        spans = open_spans(self._settings, "headway-worker", instance=self.worker_id)
+        if spans is None:
+            return None
+        from workers.traces import Traces  # noqa: PLC0415 - imports OpenTelemetry
+
+        stack.push_async_callback(asyncio.to_thread, spans.close)
+        return Traces(spans, worker_id=self.worker_id)
 
     async def _served(self, pipe: Pipe) -> Served:
         """At home in a shard of the first pool. Raises RedisAway."""
@@ -157,7 +191,8 @@ class Worker:
 
     def _heirs(self, pipe: Pipe) -> Heirs:
         """What was accepted once is not refused for a limit."""
-        return Heirs(pipe, Producer(pipe, self._settings.order), forecast=SimpleEstimator().forecast)
+        producer, most = Producer(pipe, self._settings.order), self._limits.max_deaths
+        return Heirs(pipe, producer, forecast=SimpleEstimator().forecast, max_deaths=most)
 
     def _asking(self) -> Asking:
         settings, options = self._settings, self._options
@@ -178,55 +213,44 @@ class Worker:
             finds_slots=options.slots is None and not limits.slots_known,
         )
 
+    def _describe(
+        self, puller: Puller, recent: Recent, *, model: str | None, home: str
+    ) -> Callable[[], bytes]:
+        options = self._options
+        first = WorkerRecord(
+            worker_id=self.worker_id,
+            pool=options.pool,
+            home=home,
+            engine=self._engine.name,
+            model=model or "unknown",
+            slots=0,
+            busy_slots=0,
+            state=puller.state,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            engine_url="" if options.engine == EMBEDDED else options.engine,
+            embedded=options.engine == EMBEDDED,
+            started=time.time(),
+        )
+        return Description(first, puller, recent, self._engine).dump
+
     async def _leave(self, consumer: Consumer) -> None:
         try:
             await consumer.leave()
         except RedisAway:
             log.info("left without taking leave of Redis; the record times out")
 
-    def _describe(
-        self, puller: Puller, watch: LoadWatch, *, model: str | None, home: str
-    ) -> Callable[[], bytes]:
-        """Runs in the heartbeat's thread: reads plain attributes only."""
-        fixed: dict[str, Any] = {
-            "worker_id": self.worker_id,
-            "pool": self._options.pool,
-            "home": home,
-            "model": model or "unknown",
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "engine_url": "" if self._options.engine == EMBEDDED else self._options.engine,
-            "embedded": self._options.engine == EMBEDDED,
-            "started": time.time(),
-        }
 
-        def describe() -> bytes:
-            now, ledger = time.monotonic(), puller.ledger
-            load = watch.seen(now=now)
-            return WorkerRecord(
-                **fixed,
-                engine=self._engine.name,  # another server may have taken its address
-                slots=max(ledger.slots, ledger.busy),  # more run than are trusted, where that has fallen
-                busy_slots=ledger.busy,
-                reserved_slots=ledger.reserved_slots(now=now),
-                prefill_tokens=ledger.prefill_tokens(now=now),
-                state=puller.state,
-                claimed=puller.claimed,
-                kv_used_share=used_share(load, ledger.plan.kv_tokens),
-                kv_total_tokens=ledger.plan.kv_tokens or load.kv_total_tokens,
-                prompt_tokens=puller.prompt_tokens,
-                cached_tokens=puller.cached_tokens,
-            ).dump()
-
-        return describe
-
-
-def used_share(load: EngineLoad, kv_tokens: int | None) -> float | None:
-    """Of the KV tokens that the worker plans with, which may be fewer than the engine has."""
-    share, total = load.kv_used_share, load.kv_total_tokens
-    if share is None or not kv_tokens or not total:
-        return share
-    return min(1.0, share * total / kv_tokens)
+@contextlib.asynccontextmanager
+async def beside(loops: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """They run while the block does, each until it is cancelled at its end."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def check_redis(settings: Settings) -> None:
@@ -246,9 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = load_settings()
         config = load_config(settings)
         options = parse(sys.argv[1:] if argv is None else argv, config)
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        logs.configure(settings, "worker")
         warn_of_unknown_pool(options.pool, config)
         return uvloop.run(serve(settings, options))
     except (ConfigError, RedisUnsuitable) as error:

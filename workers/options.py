@@ -9,6 +9,7 @@ from broker.config import EMBEDDED, MAX_SPEED, MIN_SPEED, Config, Dialect, check
 from broker.errors import ConfigError, InvalidJob
 from broker.job import POOL_NAME, ServiceClass
 from broker.settings import Settings
+from workers.accounts import FREE, Price
 from workers.engine import Engine
 from workers.engines.exchange import HttpOptions
 from workers.engines.llamacpp import LlamaCppEngine
@@ -33,6 +34,7 @@ class Options:
     api_key: str | None = None
     kv_tokens: int | None = None
     speed: float = 1.0  # of a usual worker
+    price: Price = FREE
     shard: int | None = None
     classes: frozenset[ServiceClass] = frozenset(ServiceClass)
 
@@ -101,6 +103,7 @@ def parse(argv: list[str], config: Config) -> Options:
         slots=args.slots or (from_file.slots if from_file else None),
         kv_tokens=args.kv_tokens or (from_file.kv_tokens if from_file else None),
         speed=args.speed or (from_file.speed if from_file else 1.0),
+        price=Price(known.gpus, known.gpu_hour_usd) if known else FREE,
         api_key=from_file.api_key.get_secret_value() if from_file and from_file.api_key else None,
     )
 

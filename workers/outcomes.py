@@ -1,4 +1,4 @@
-"""Tells the predictor what became of jobs: an observer of the puller, and a look at what the engine yields for them.
+"""Tells the predictor what became of jobs, as `sight.py` has seen them.
 
 Features are read off a request when it has ended, here, so that a queued job carries none and no prompt is kept. Reports go
 out once a second; when too many jobs end, or Redis is away, some are dropped: the predictor learns from the others.
@@ -6,38 +6,23 @@ out once a second; when too many jobs end, or Redis is away, some are dropped: t
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from broker import learning
 from broker.connection import Pipe
 from broker.errors import QueueFull, RedisAway
-from broker.job import Lease, pool_of, queue_of
+from broker.job import pool_of, queue_of
 from broker.keys import PoolKeys
 from broker.learning import Outcome
 from broker.policy import MEMORY, Memory
 from predictor.features import VERSION, Features, extract
 from predictor.habits import past_key
-from workers.engine import EMBEDDINGS, Delta, Engine, EngineCall, EngineLimits, EngineLoad, Final
+from workers.engine import EMBEDDINGS, EngineCall, Final
+from workers.sight import Seen
 
 log = logging.getLogger("headway.outcomes")
 REPORT_S = 1.0
 MOST = 64  # reports of a second: reading features takes some 80 us each of the worker's loop
-
-
-@dataclass(slots=True)
-class _Running:
-    """One job between its claim and its end. Times: `time.monotonic`."""
-
-    forecast_s: float
-    beside: int
-    call: EngineCall | None = None
-    began: float = 0.0
-    first: float | None = None
-    ended: float = 0.0
-    final: Final | None = None
 
 
 class Reporter:
@@ -46,36 +31,24 @@ class Reporter:
     def __init__(self, pipe: Pipe, *, memory: Memory = MEMORY) -> None:
         self._pipe = pipe
         self._memory = memory
-        self._running: dict[str, _Running] = {}
         self._waiting: list[tuple[str, int, Outcome]] = []  # job ids, choices, and what became of one
         self.dropped = 0
 
-    def watch(self, engine: Engine) -> Engine:
-        """The same engine; what it yields for a job is seen on the way."""
-        return _Watched(engine, self._running)
-
-    def started(self, lease: Lease) -> None:
-        self._running[lease.job_id] = _Running(lease.run_s, beside=len(self._running))
-
-    def ended(self, lease: Lease, outcome: str, *, run_s: float) -> None:  # noqa: ARG002 - the protocol's
-        seen = self._running.pop(lease.job_id, None)
-        if seen is None or outcome != "succeeded" or seen.call is None or seen.final is None:
+    def saw(self, seen: Seen, outcome: str) -> None:
+        if outcome != "succeeded" or seen.call is None or seen.final is None:
             return
         if len(self._waiting) >= MOST:
             self.dropped += 1
         elif (found := _outcome(seen, seen.call, final=seen.final)) is not None:
-            self._waiting.append((lease.job_id, *found))
-
-    def close(self) -> None:
-        """What was not reported is lost."""
+            self._waiting.append((seen.lease.job_id, *found))
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(REPORT_S)
-            await self.report()
+            await self.flush()
 
-    async def report(self) -> None:
+    async def flush(self) -> None:
         """Everything that waits. Never raises."""
         waiting, self._waiting = self._waiting, []
         try:
@@ -98,7 +71,7 @@ class Reporter:
         return round(output / choices), max(0, round((need - prompt) / choices))
 
 
-def _outcome(seen: _Running, call: EngineCall, *, final: Final) -> tuple[int, Outcome] | None:
+def _outcome(seen: Seen, call: EngineCall, *, final: Final) -> tuple[int, Outcome] | None:
     """How many choices, and what became of one. None where there is nothing to learn: no tokens were written, or nobody counted them."""
     usage = final.usage
     if usage is None or usage.recounted or call.endpoint == EMBEDDINGS or usage.completion_tokens <= 0:
@@ -113,7 +86,7 @@ def _outcome(seen: _Running, call: EngineCall, *, final: Final) -> tuple[int, Ou
         cached_tokens=usage.cached_tokens,
         output_tokens=_each(usage.completion_tokens, features),
         run_s=seen.ended - seen.began,
-        forecast_s=seen.forecast_s,
+        forecast_s=seen.lease.run_s,
         first_s=None if seen.first is None else seen.first - seen.began,
         beside=seen.beside,
         ended=final.finish_reason or "",
@@ -123,62 +96,3 @@ def _outcome(seen: _Running, call: EngineCall, *, final: Final) -> tuple[int, Ou
 def _each(tokens: int, features: Features) -> int:
     """Of one choice: they are written side by side."""
     return max(1, round(tokens / features.choices))
-
-
-class _Watched:
-    """An engine, and what it yields for jobs that are known to run."""
-
-    def __init__(self, engine: Engine, running: dict[str, _Running]) -> None:
-        self._engine = engine
-        self._running = running
-
-    @property
-    def name(self) -> str:
-        return self._engine.name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        self._engine.name = name
-
-    @property
-    def pid(self) -> int | None:
-        return self._engine.pid
-
-    @pid.setter
-    def pid(self, pid: int | None) -> None:
-        self._engine.pid = pid
-
-    async def start(self) -> None:
-        await self._engine.start()
-
-    async def generate(self, call: EngineCall) -> AsyncGenerator[Delta | Final, None]:
-        seen = self._running.get(call.job_id)
-        if seen is not None:
-            seen.call, seen.began, seen.first, seen.final = call, time.monotonic(), None, None
-        async with aclosing(self._engine.generate(call)) as items:
-            async for item in items:
-                if seen is not None:
-                    _see(seen, item)
-                yield item
-
-    async def abort(self, job_id: str) -> None:
-        await self._engine.abort(job_id)
-
-    async def load(self) -> EngineLoad:
-        return await self._engine.load()
-
-    async def health(self) -> bool:
-        return await self._engine.health()
-
-    async def limits(self) -> EngineLimits:
-        return await self._engine.limits()
-
-    async def close(self) -> None:
-        await self._engine.close()
-
-
-def _see(seen: _Running, item: Delta | Final) -> None:
-    if isinstance(item, Final):
-        seen.final, seen.ended = item, time.monotonic()
-    elif seen.first is None:
-        seen.first = time.monotonic()

@@ -105,12 +105,20 @@ class Puller:
 
     async def run(self) -> None:
         """Until drained. Redis being away is waited out: what runs goes on."""
+        away = False
         while not self._draining.is_set():
             try:
                 await self._turn()
             except (RedisAway, RedisError, OSError) as error:
-                log.warning("cannot claim: %s", error)
+                log.log(
+                    logging.DEBUG if away else logging.WARNING, "cannot claim until Redis is back: %s", error
+                )
+                away = True
                 await self._pause(REDIS_RETRY_S)
+            else:
+                if away:
+                    log.info("Redis is back")
+                away = False
         await self._bell.close()
         with contextlib.suppress(RedisAway):
             await self._means.consumer.withdraw()

@@ -55,13 +55,21 @@ class Client:
 
     def call(self, method: str, path: str, **options: Any) -> Any:
         """The JSON answer. `options` are httpx's (`json`, `params`, `timeout`). Raises RequestRefused, NoAnswer."""
+        content = self._ask(method, path, **options)
+        return orjson.loads(content) if content else None
+
+    def text(self, path: str, **options: Any) -> str:
+        """An answer that is no JSON. Raises RequestRefused, NoAnswer."""
+        return self._ask("GET", path, **options).decode()
+
+    def _ask(self, method: str, path: str, **options: Any) -> bytes:
         try:
             answer = self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise self._no_answer(error) from None
         if answer.is_error:
             raise refused(answer.status_code, answer.content)
-        return orjson.loads(answer.content) if answer.content else None
+        return answer.content
 
     def stream(self, path: str, body: dict[str, Any], **options: Any) -> Iterator[dict[str, Any]]:
         """The JSON documents of a server-sent event stream, `[DONE]` left out. Raises RequestRefused, NoAnswer."""

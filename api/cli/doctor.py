@@ -23,9 +23,9 @@ from api.cli.home import Home
 from api.cli.listener import answers_200
 from api.cli.parts import CELERY_APP, python
 from api.cli.redis_server import find_binary
-from api.keyring import Keyring
+from api.keyring import Keyring, check_door
 from broker.config import Config, load_config
-from broker.connection import check_servers, connect
+from broker.connection import Pipe, check_servers, connect
 from broker.errors import BrokerError, ConfigError
 from broker.locate import locator
 from broker.settings import Settings, child_environment, load_settings
@@ -93,6 +93,7 @@ async def findings(settings: Settings, config: Config) -> AsyncIterator[Finding]
         *await check_pools(settings, config),
         await check_celery(settings),
         await check_api(settings),
+        *await check_open_address(settings, config),
     ]:
         yield finding
 
@@ -228,8 +229,20 @@ def check_predictor(settings: Settings) -> Iterator[Finding]:
         yield Finding("ok", "predictor", f"models {serving}")
 
 
+async def check_open_address(settings: Settings, config: Config) -> list[Finding]:
+    """Off loopback the API refuses to start without keys; they may be in Redis."""
+    pipe = Pipe(settings.redis_url)
+    try:
+        await check_door(settings, config, pipe=pipe)
+    except BrokerError as error:
+        return [Finding("fail", "keys", str(error))]
+    finally:
+        await pipe.close()
+    return []
+
+
 def check_keys(settings: Settings, config: Config) -> Iterator[Finding]:
-    """What the API would refuse to start for."""
+    """Wrong ones."""
     try:
         Keyring(settings, config)
     except ConfigError as error:

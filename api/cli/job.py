@@ -1,4 +1,4 @@
-"""`headway job`: submit, get, cancel, list. A thin client of `/v1/jobs`; prints the API's JSON."""
+"""`headway job`: submit, get, show, cancel, list. A thin client of `/v1/jobs`; prints the API's JSON, or draws it."""
 
 import sys
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ import typer
 
 from broker.errors import InvalidJob
 
-app = typer.Typer(help="Single jobs: submit, get, cancel, list.", no_args_is_help=True)
+app = typer.Typer(help="Single jobs: submit, get, show, cancel, list.", no_args_is_help=True)
 
 WAIT_STEP_S = 30  # the longest that one request waits
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
@@ -60,6 +60,24 @@ def get(
     from api.cli.client import segment
 
     show(request("GET", f"/v1/jobs/{segment(job_id)}", params={"wait": wait} if wait else {}))
+
+
+@app.command("show")
+def show_job(
+    job_id: JobId, as_json: Annotated[bool, typer.Option("--json", help="The document instead.")] = False
+) -> None:
+    """What happened to it, step by step, and forecasts beside what came."""
+    from api.cli.client import segment
+
+    job = request("GET", f"/v1/jobs/{segment(job_id)}")
+    if as_json:
+        show(job)
+        return
+    from rich.console import Console
+
+    from api.cli.story import show_story
+
+    show_story(job, Console())
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 from urllib.parse import urlsplit
 
@@ -10,6 +11,9 @@ import psutil
 from broker.errors import ConfigError
 
 BACKLOG = 2048
+MANY_FILES = 1 << 20  # where there is no limit
+UNSENT_BYTES = 128 * 1024  # that the kernel takes of an answer beyond what is on its way
+UNHEARD_MS = 60_000  # a client that acknowledges nothing for so long is gone
 ANSWER_S = 3.0
 MAX_PORT = 65535
 OPEN_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a wildcard address is reached from here
@@ -28,6 +32,7 @@ def listen(host: str, port: int, *, setting: str = "HEADWAY_PORT") -> socket.soc
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        _bound(sock)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
@@ -36,6 +41,24 @@ def listen(host: str, port: int, *, setting: str = "HEADWAY_PORT") -> socket.soc
             f"or choose another: {setting}={port + 1 if port < MAX_PORT else MAX_PORT - 1} (0 takes any free one)"
         ) from None
     return sock
+
+
+def _bound(sock: socket.socket) -> None:
+    """Options that accepted connections inherit. Where a system has none, the transport's own limits have to do."""
+    for name, value in (("TCP_NOTSENT_LOWAT", UNSENT_BYTES), ("TCP_USER_TIMEOUT", UNHEARD_MS)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def raise_file_limit() -> int:
+    """As many open files as this process may have; the number. A connection is one of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft not in (wanted, resource.RLIM_INFINITY):
+        with contextlib.suppress(ValueError, OSError):  # a kernel may allow fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _taken_by(port: int) -> str:

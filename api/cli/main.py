@@ -10,6 +10,7 @@ import typer
 from api.cli import batch, fleet, job, keys, predictor
 from api.cli.chat import chat
 from api.cli.parts import python
+from api.cli.usage import usage
 from broker.errors import BrokerError
 
 app = typer.Typer(
@@ -24,6 +25,19 @@ app.add_typer(fleet.app, name="fleet")
 app.add_typer(keys.app, name="keys")
 app.add_typer(predictor.app, name="predictor")
 app.command()(chat)
+app.command()(usage)
+
+
+@app.command()
+def top(
+    once: Annotated[
+        bool, typer.Option("--once", help="Print it once; as it is anyway where this is no terminal.")
+    ] = False,
+) -> None:
+    """Watch pools, workers, queues, waits and balance; Ctrl-C ends it."""
+    from api.cli.top import top as watch
+
+    watch(once=once)
 
 
 @app.callback(invoke_without_command=True)

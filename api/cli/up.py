@@ -17,7 +17,7 @@ from api.cli.parts import Part, api_part, engine_parts, redis_part
 from api.cli.probes import probe_of, redis_answers
 from api.cli.redis_server import RedisServer, adopt, find_binary, free_port, port_is_free, stable_port
 from api.cli.supervisor import PartFailed, Supervisor
-from api.keyring import Keyring
+from api.keyring import Keyring, check_door
 from broker.config import Config, load_config
 from broker.connection import Pipe, check_servers
 from broker.errors import BrokerError
@@ -60,7 +60,7 @@ class Up:
         self._ready = False
 
     async def run(self, interrupts: Interrupts) -> None:
-        """Until it is asked to stop. Raises ConfigError, PartFailed, RedisUnsuitable."""
+        """Until it is asked to stop. Raises ConfigError, PartFailed, RedisAway, RedisUnsuitable."""
         if self.settings.flower_port:
             listen("127.0.0.1", self.settings.flower_port, setting="HEADWAY_FLOWER_PORT").close()
         with listen(self.settings.host, self.settings.port) as listener:
@@ -101,7 +101,12 @@ class Up:
         info = await check_servers(self.settings.redis_url)
         if not own_redis:
             self.say(f"  Redis {info['redis_version']} of HEADWAY_REDIS_URL")
-        await self._start_rest(listener)
+        pipe = Pipe(self.settings.redis_url)
+        try:
+            await check_door(self.settings, self.config, pipe=pipe)  # refuses here what the API would refuse
+            await self._start_rest(listener, pipe=pipe)
+        finally:
+            await pipe.close()
         self.supervisor.settle()
         notices = await pool_lines(self.config)
         self._ready = True
@@ -126,19 +131,15 @@ class Up:
         await self.supervisor.until(part, redis_answers(server.url), timeout_s=REDIS_READY_S)
         return part
 
-    async def _start_rest(self, listener: socket.socket) -> None:
+    async def _start_rest(self, listener: socket.socket, *, pipe: Pipe) -> None:
         url = url_of(listener, host=self.settings.host)
         flower_port = self.settings.flower_port or (FLOWER_PORT if port_is_free(FLOWER_PORT) else free_port())
         parts = engine_parts(self.settings, self.config, flower_port=flower_port)
         parts.append(api_part(url, self.config, listener=listener.fileno()))
         for part in parts:
             self.supervisor.start(part)
-        pipe = Pipe(self.settings.redis_url)
-        try:
-            for part in sorted(parts, key=lambda part: part.optional):
-                await self._until_ready(part, pipe=pipe)
-        finally:
-            await pipe.close()
+        for part in sorted(parts, key=lambda part: part.optional):
+            await self._until_ready(part, pipe=pipe)
 
     async def _until_ready(self, part: Part, *, pipe: Pipe) -> None:
         timeout_s = OPTIONAL_READY_S if part.optional else READY_S
@@ -188,7 +189,7 @@ def run_up(*, say: Callable[[str], None]) -> None:
 
         check_scheme(settings.files_url)
     config = load_config(settings)
-    Keyring(settings, config)  # refuses here what the API would refuse
+    Keyring(settings, config)  # wrong keys are said before anything runs
     up = Up(settings, config, say=say)
     with up.home.in_use(), up.home.lock():
         end(up.home.leftovers())

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Scope
 
-from api import body
+from api import body, schema
 from api.errors import invalid
 from api.idempotency import key_of, reused
 from api.ownership import own_batch, own_file, tenant_of
@@ -36,7 +36,7 @@ def store(services: Services) -> BatchStore:
     return BatchStore(services.pipe, ttl_s=services.settings.batch_ttl_s)
 
 
-@router.post("")
+@router.post("", openapi_extra=schema.BATCH_BODY)
 async def create_batch(request: Request) -> Json:
     """Accepts a batch. With an `Idempotency-Key` header a repeat returns the batch that there is."""
     services = services_of(request)

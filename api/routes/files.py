@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
+from api import schema
 from api.idempotency import key_of, reused
 from api.ownership import own_file, tenant_of
 from api.rendering import Json
@@ -31,7 +32,7 @@ def store_of(services: Services) -> FileStore:
     return FileStore(services.pipe, Storage(settings.files_url), ttl_s=settings.batch_ttl_s)
 
 
-@router.post("")
+@router.post("", openapi_extra=schema.FILE_BODY)
 async def upload_file(request: Request) -> Json:
     """A form with the fields `file` and `purpose` (`batch` for the input of a batch: one JSON request a line).
 

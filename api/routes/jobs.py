@@ -7,8 +7,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from api import body, documents, jobs, schema
+from api.describe import describe
 from api.errors import ApiError, invalid
 from api.idempotency import key_of
+from api.metrics.requests import note_place
 from api.ownership import known, own_job, tenant_of
 from api.rendering import Headers, Json
 from api.services import Services
@@ -37,6 +39,7 @@ async def submit_job(request: Request) -> Json:
     services = services_of(request)
     wishes, key = Wishes.read(request.scope), key_of(request.scope["headers"])
     asked = await jobs.understand(services, await body.read(request.receive), wishes=wishes)
+    note_place(request.scope, asked.asked.pool, service_class=asked.asked.service_class)
     told: Headers = []
     document = await jobs.submit(services, asked, key=key, told=told)
     headers = {"x-headway-job": document["id"]} | {name.decode(): value.decode() for name, value in told}
@@ -111,7 +114,7 @@ async def get_job(
     services = services_of(request)
     await own_job(services, request.scope, job_id=job_id)
     job = await jobs.wait_for_end(services, job_id, wait_s=wait, receive=request.receive)
-    return Json(await jobs.describe(services, job))
+    return Json(await describe(services, job))
 
 
 @router.delete("/{job_id}")
@@ -120,7 +123,7 @@ async def cancel_job(request: Request, job_id: str) -> Json:
     services = services_of(request)
     await own_job(services, request.scope, job_id=job_id)
     await services.producer.cancel(job_id)
-    return Json(await jobs.describe(services, await services.producer.get(job_id)))
+    return Json(await describe(services, await services.producer.get(job_id)))
 
 
 @router.post("/{job_id}/feedback", openapi_extra=schema.FEEDBACK_BODY)
@@ -150,5 +153,5 @@ async def redrive_job(request: Request, job_id: str) -> Json:
         raise ApiError(
             409, f"{job_id} is no dead letter; it is {job.status}", code="not_a_dead_letter"
         ) from None
-    document = await jobs.describe(services, await services.producer.get(new_id))
+    document = await describe(services, await services.producer.get(new_id))
     return Json(document, status_code=202, headers={"x-headway-job": new_id})

@@ -4,18 +4,23 @@ These are plain ASGI endpoints; they carry nearly all traffic, and FastAPI's own
 """
 
 import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from api import body, errors, sse
-from api.admission import enqueue, metered
+from api.admission import ShardFull, enqueue, metered
 from api.errors import ClientGone
 from api.idempotency import key_of, keyed_job
+from api.job_headers import job_headers, name_job
 from api.metering import Meter, noted
+from api.metrics.requests import note_place
 from api.rendering import Headers, send_json
 from api.services import Services
-from api.submit import Wishes, attached_job, divert, job_headers, name_job, understand
+from api.submit import Wishes, attached_job, divert, elsewhere, understand
 from broker import request_checks
 from broker.errors import BrokerError, QueueFull
 from broker.following import follow
@@ -40,12 +45,15 @@ class Inference:
         raw = await body.read(receive)
         asked = await understand(services, self._endpoint, raw=raw, wishes=wishes)
         asked = await divert(services, asked, wishes=wishes)
+        note_place(scope, asked.pool, service_class=asked.service_class)
         job = await (keyed_job(services, asked, key=key) if key else attached_job(services, asked))
         meter = await metered(services, job, tenant=asked.tenant)
         exchange = Exchange(services, noted(job, asked.tenant), receive=receive, send=send, keyed=bool(key))
         exchange.meter = meter
         try:
-            await exchange.run()
+            while not exchange.ended:
+                with exchange.moving(lambda: elsewhere(services, asked, job_id=job.job_id)):
+                    await exchange.run()
             if exchange.escalated and asked.choice is not None:
                 await services.chooser.keep(asked.choice, asked.choice.heir)
         except ClientGone:
@@ -53,7 +61,7 @@ class Inference:
         except BrokerError as error:
             refusal = errors.translate(error)
             more = meter.headers if meter else ()
-            raise name_job(refusal, job, more=more, refused=exchange.refused) from None
+            raise name_job(refusal, exchange.job, more=more, refused=exchange.refused) from None
         finally:
             if meter and exchange.ended and not meter.settled:
                 services.spawn(meter.settle())
@@ -80,6 +88,22 @@ class Exchange:
         self.refused = False  # it was never queued
         self.escalated = ""  # why it was handed on to a larger model
 
+    @contextlib.contextmanager
+    def moving(self, elsewhere: Callable[[], str]) -> Iterator[None]:
+        """Goes to another shard of the pool when that one has no room. A key stands for one id, which stays where it is."""
+        try:
+            yield
+        except ShardFull:
+            if self.keyed:
+                raise
+            self._move(elsewhere())
+
+    def _move(self, job_id: str) -> None:
+        self.job = replace(self.job, job_id=job_id, reply_to=self.services.hub.address(job_id))
+        self.ended = self.refused = False
+        if self.meter:
+            self.meter.asked = replace(self.meter.asked, job_id=job_id)
+
     async def run(self) -> None:
         """Raises BrokerError as long as nothing was sent."""
         if self.keyed:
@@ -92,13 +116,16 @@ class Exchange:
     async def _follow(self, box: Mailbox) -> None:
         job = self.job
         late = errors.deadline_passed(job.deadline_s)
+        later = asyncio.get_running_loop().call_later
         with sse.attended(self.receive, box):
-            timer = asyncio.get_running_loop().call_later(job.deadline_s + GRACE_S, box.leave, late)
+            timers = [later(job.deadline_s + GRACE_S, box.leave, late)]
             try:
                 await self._enqueue()
+                timers.append(later(job.deadline_s, lambda: self.services.expire(box.job_id)))
                 await (self._stream(box) if job.stream else self._whole(box))
             finally:
-                timer.cancel()
+                for timer in timers:
+                    timer.cancel()
                 if not (self.ended or self.keyed):
                     self.services.abandon(box.job_id)
 

@@ -1,13 +1,15 @@
 """For operators and for programs that ask what is there: health, metrics, fleet, models, the live page."""
 
 import asyncio
-from importlib import resources
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
-from api import documents, metrics
+from api import documents
+from api.metrics import scrape as scraping
+from api.ownership import tenant_of
+from api.page import PAGE_MAY, live_page
 from api.rendering import Json
 from api.services import Services
 from broker.errors import RedisAway, UnknownPool
@@ -54,10 +56,8 @@ async def _unready(services: Services) -> list[str]:
 @router.get("/metrics", tags=["operations"])
 async def scrape(request: Request) -> Response:
     """Prometheus' text format."""
-    services = services_of(request)
-    views = await services.fleet.views()
-    lessons = await services.foresight.lessons(view.pool for view in views)
-    return Response(metrics.render(views, lessons), media_type="text/plain; version=0.0.4")
+    text = await scraping.scrape(services_of(request), caller=tenant_of(request.scope))
+    return Response(text, media_type="text/plain; version=0.0.4")
 
 
 @router.get("/v1/fleet", tags=["operations"])
@@ -66,8 +66,7 @@ async def fleet(request: Request) -> Json:
     cache = services_of(request).fleet
     views = await cache.views()
     pools = [documents.pool_document(view, cache.model_of(view.pool)) for view in views]
-    everyone = {worker.worker_id: worker for view in views for worker in view.ready_workers}
-    return Json({"object": "fleet", "pools": pools, "balance": documents.balance(list(everyone.values()))})
+    return Json({"object": "fleet", "pools": pools, "balance": documents.fleet_balance(views)})
 
 
 @router.get("/v1/models", tags=["openai"])
@@ -111,12 +110,10 @@ def _model(name: str, view: PoolView, *, services: Services) -> dict[str, Any]:
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    """The live page: one file, no assets from elsewhere."""
-    return HTMLResponse(_page(), headers={"cache-control": "no-cache"})
-
-
-def _page() -> bytes:
-    return (resources.files("api") / "page" / "index.html").read_bytes()
+    """The live page: one file, nothing from elsewhere."""
+    return HTMLResponse(
+        live_page(), headers={"cache-control": "no-cache", "content-security-policy": PAGE_MAY}
+    )
 
 
 @router.get("/favicon.ico", include_in_schema=False)

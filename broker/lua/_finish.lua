@@ -1,6 +1,5 @@
 -- Jobs' ends as their worker reports them: a report is
 -- { id, token, status, data, prompt, completion, cached tokens, 1 if they are estimates, confidence }.
-local SUMS = { 'tokens_in', 'tokens_out', 'tokens_cached' }
 
 -- The job, if the report counts; and 1 it does, 2 this token had done it before, 0 the token is stale.
 local function check(p, report, seen)
@@ -37,30 +36,33 @@ local function prolong(p, report, job, now)
   job[6] = job[6] + math.max(0, redis.call('HGET', p .. 'job:' .. report[1], 'deadline') - now)
 end
 
--- Ends the jobs and adds to `sums`: tokens in, out and cached, ms of running, jobs.
-local function finish(p, reports, jobs, sums, now)
-  local ids, counts = {}, {}
+-- Its end; why it was handed on; and what a verdict by its confidence said.
+local function count_end(counts, report, class)
+  local names = { report[3] .. ':' .. class }
+  if report[3] == 'escalated' then names[2] = 'handed_on:' .. (string.match(report[4], ' (%S+)') or 'unknown') end
+  if report[9] ~= '' then names[#names + 1] = 'judged:' .. report[3] end
+  for _, name in ipairs(names) do counts[name] = (counts[name] or 0) + 1 end
+end
+
+-- Ends the jobs; how many ms they ran.
+local function finish(p, reports, jobs, now)
+  local ids, counts, run_ms = {}, {}, 0
   for i, report in ipairs(reports) do ids[i] = report[1] end
   redis.call('ZREM', p .. 'leases', unpack(ids))
   redis.call('ZREM', p .. 'deadlines', unpack(ids))
   for i, report in ipairs(reports) do
     local job = jobs[i]
-    for at = 1, 3 do sums[at] = sums[at] + report[4 + at] end
-    sums[4], sums[5] = sums[4] + now - job[8], sums[5] + 1
-    local count = report[3] .. ':' .. job[2]
-    counts[count] = (counts[count] or 0) + 1
+    run_ms = run_ms + now - job[8]
+    count_end(counts, report, job[2])
     prolong(p, report, job, now)
     conclude(p, report[1], job, report[3], now, report[4], 0, used(report))
   end
   for name, n in pairs(counts) do redis.call('HINCRBY', p .. 'stats', name, n) end
+  return run_ms
 end
 
--- Counts them; `run_ms` is a mean in which each job weighs 5 percent.
-local function add_up(stats, sums)
-  if sums[5] == 0 then return end
-  for i, name in ipairs(SUMS) do
-    if sums[i] > 0 then redis.call('HINCRBY', stats, name, sums[i]) end
-  end
-  local mean, run, old = redis.call('HGET', stats, 'run_ms'), sums[4] / sums[5], 0.95 ^ sums[5]
+-- `run_ms` in the stats is a mean in which each job weighs 5 percent.
+local function add_up(stats, run_ms, n)
+  local mean, run, old = redis.call('HGET', stats, 'run_ms'), run_ms / n, 0.95 ^ n
   redis.call('HSET', stats, 'run_ms', string.format('%.3f', mean and old * mean + (1 - old) * run or run))
 end

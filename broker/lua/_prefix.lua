@@ -8,12 +8,12 @@ local function blocks(chain)
   return found
 end
 
--- The live worker that served the longest known prefix last, or nil.
+-- The live worker that served the longest known prefix last, and how many of its blocks; or nil.
 local function holder(p, chain, now, lease_ms)
   local hashes = blocks(chain)
   local owners = redis.call('HMGET', p .. 'prefixes', unpack(hashes))
   for i = #hashes, 1, -1 do
-    if owners[i] and is_live(p, owners[i], now, lease_ms) then return owners[i] end
+    if owners[i] and is_live(p, owners[i], now, lease_ms) then return owners[i], i end
   end
 end
 

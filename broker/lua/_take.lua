@@ -1,6 +1,6 @@
 -- Reading a job for claim, and leasing it.
 local JOB_FIELDS = { 'status', 'class', 'token', 'created', 'tenant', 'cap', 'endpoint', 'stream', 'attached',
-  'attempts', 'cost', 'deadline', 'need', 'ptok', 'slots', 'pfx', 'preempts', 'heir', 'plan', 'fall' }
+  'attempts', 'cost', 'deadline', 'need', 'ptok', 'slots', 'pfx', 'preempts', 'heir', 'plan', 'fall', 'trace' }
 
 local function read_job(p, id)
   local values, job = redis.call('HMGET', p .. 'job:' .. id, unpack(JOB_FIELDS)), {}
@@ -15,14 +15,23 @@ local function mint(old, ask, now)
   return (math.floor(old / 65536) + 1) * 65536 + ask.mark
 end
 
+-- Why it is this worker that took it, for people (api/story.py): where its queue is (h its home, s another shard, e another
+-- pool, r only to rescue the job), a promoted, w its prefix is warm here, or m on another one, up to so many blocks, k room was
+-- kept for it, p a probe.
+local HOMES = { ['0'] = 'h', ['1'] = 's', ['2'] = 'e' }
+local function reason(p, set, job, ask)
+  local aged = string.sub(set, #p + 1, #p + 4) == 'aged' and 'a' or ''
+  return (rescues(ask) and 'r' or HOMES[ask.home]) .. aged .. job.warm .. (ask.holds and 'k' or '') .. (ask.probing and 'p' or '')
+end
+
 -- Its row in claim's answer lacks the payload, which `lease` adds.
 local function take(p, id, set, job, ask, now)
   local attempts, token = (job.attempts or 0) + 1, mint(job.token or 0, ask, now)
   redis.call('HSET', p .. 'job:' .. id, 'status', 'running', 'token', token, 'worker', ask.worker, 'claimed', now,
-    'attempts', attempts, 'seq', 0)
+    'attempts', attempts, 'seq', 0, 'why', reason(p, set, job, ask))
   ask.rows[#ask.rows + 1] = { id, token, job.class, job.endpoint, job.stream or 0, job.attached or '0', attempts, job.cost or 0,
     job.deadline, job.tenant, job.need or 0, job.preempts or 0, job.heir or '', job.plan or '',
-    job.ptok or 0, job.slots or 1 }
+    job.ptok or 0, job.slots or 1, now - job.created, job.trace or '' }
   ask.from[set] = ask.from[set] or {}
   table.insert(ask.from[set], id)
   ask.taken[#ask.taken + 1] = id
@@ -51,7 +60,7 @@ local function lease(p, ask, now)
     payloads[i] = p .. 'in:' .. id
   end
   for set, ids in pairs(ask.from) do redis.call('ZREM', set, unpack(ids)) end
-  for i, payload in ipairs(redis.call('MGET', unpack(payloads))) do ask.rows[i][17] = payload or '' end
+  for i, payload in ipairs(redis.call('MGET', unpack(payloads))) do ask.rows[i][19] = payload or '' end
   redis.call('ZREM', p .. 'aging', unpack(ask.taken))
   redis.call('ZADD', p .. 'deadlines', unpack(ask.deadlines))
   redis.call('ZADD', p .. 'leases', unpack(leases))

@@ -39,9 +39,11 @@ local function weigh(p, id, job, ask, now)
   local idle = ask.free >= ask.slots -- takes any one job: its engine alone can say that it is too big
   local fits = (ask.kv < 0 or ask.need <= ask.kv) and slots_of(ask, job) <= ask.free
   if not fits and not idle then return too_big(p, id, job, ask, now) end
-  local owner = job.pfx and holder(p, job.pfx, now, ask.lease_ms)
+  local owner, warm
+  if job.pfx then owner, warm = holder(p, job.pfx, now, ask.lease_ms) end
   local other, left = better_placed(p, ask, owner, now - job.created)
   if not other or not would_take(p, other, job.class) then
+    job.warm = owner and (owner == ask.worker and 'w' or 'm') .. warm or ''
     return 'take', job.pfx and (owner == ask.worker and 'local' or owner and 'stolen' or 'missed')
   end
   redis.call('ZADD', p .. 'marker:' .. other, 0, 'work') -- it may be asleep

@@ -6,7 +6,7 @@
 --       21 prefill tokens in all
 -- RETURNS: {more, ms until the next retry or passed-over job may be claimed or -1, job, job, ...},
 --          job = {id, token, class, endpoint, stream, attached, attempts, cost_ms, deadline_ms, tenant, need, preempts,
---          heir, plan, prompt tokens, slots, payload}
+--          heir, plan, prompt tokens, slots, ms since it was accepted, trace, payload}
 --          more = 0 nothing is left, 1 claim again, 2 what is left is not for this worker now, 3 nor is it to claim elsewhere,
 --          4 its breaker is open: nothing for so many ms, 5 as 3, nor are P0 jobs elsewhere (it holds room at level 0)
 -- INVARIANT: a job is leased to one worker at a time; its token is higher than any it had before.

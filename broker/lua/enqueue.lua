@@ -4,19 +4,19 @@
 --       9-12 most jobs of the pool, jobs of the class, predicted ms of the class, predicted ms ahead (-1: no limit),
 --       13 aged share in percent, 14 whether to look up the position (1) or not (0),
 --       15 number of words that follow and that all jobs have in their hash (name, value pairs),
---       16.. those, then for each job: id, payload, cost_ms, age_ms, ptok, otok, need, pfx ('' or 0: not stored)
+--       16.. those, then for each job: id, payload, cost_ms, age_ms, ptok, otok, need, pfx, tool ('' or 0: not stored)
 -- RETURNS: {0, jobs and predicted ms ahead of the last one, or -1, then for each job its status if it was known, else false}
 --          or {1-4 the limit that refused them, in the order of 9-12, what waits, the limit}
 -- INVARIANT: an id is accepted once; a repeat only renews where to reply. A refusal changes nothing.
 -- INCLUDES: now, place, ahead, admit
-local OPTIONAL = { 'cost', false, 'ptok', 'otok', 'need', 'pfx' }
+local OPTIONAL = { 'cost', false, 'ptok', 'otok', 'need', 'pfx', 'tool' }
 local p, now, class = KEYS[1], now_ms(), ARGV[1]
 local hold, weight, cap, first = tonumber(ARGV[6]), tonumber(ARGV[4]), tonumber(ARGV[7]), 16 + ARGV[15]
 -- numbers become text once, not at every command that takes them
 local created, deadline = string.format('%d', now), string.format('%d', now + ARGV[5])
 local finish = weight > 0 and tonumber(redis.call('GET', KEYS[7]) or 0) or 0
 local answers, repeats, fresh, seen, total = { 0, -1, -1 }, {}, {}, {}, 0
-for i = first, #ARGV, 8 do
+for i = first, #ARGV, 9 do
   local known = redis.call('HGET', p .. 'job:' .. ARGV[i], 'status')
   answers[#answers + 1] = known or seen[ARGV[i]] or false
   if known then

@@ -10,7 +10,7 @@
 local function outcome(report)
   if report[3] == 'succeeded' then return 'ok' end
   if report[3] ~= 'escalated' or string.find(report[4], ' engine_rejected', 1, true) then return end
-  if string.find(report[4], ' pool_out', 1, true) then return end
+  if string.find(report[4], ' pool_out', 1, true) or string.find(report[4], ' worker_died', 1, true) then return end
   return string.find(report[4], ' engine_error', 1, true) and 'err' or 'ok'
 end
 
@@ -25,7 +25,7 @@ local function judge(p, reports, jobs, rule, now)
   for worker, n in pairs(passed) do count_outcomes(p, worker, 'ok', n, rule, now) end
 end
 
-local now, sums, answers, seen, reports, jobs = now_ms(), { 0, 0, 0, 0, 0 }, {}, {}, {}, {}
+local now, answers, seen, reports, jobs = now_ms(), {}, {}, {}, {}
 for i = 6, #ARGV, 9 do
   local report = { unpack(ARGV, i, i + 8) }
   local job, answer = check(KEYS[1], report, seen)
@@ -35,8 +35,7 @@ for i = 6, #ARGV, 9 do
   end
 end
 if #jobs > 0 then
-  finish(KEYS[1], reports, jobs, sums, now)
+  add_up(KEYS[2], finish(KEYS[1], reports, jobs, now), #jobs)
   judge(KEYS[1], reports, jobs, rule_of(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]), now)
 end
-add_up(KEYS[2], sums)
 return answers

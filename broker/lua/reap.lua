@@ -5,7 +5,7 @@
 --       11 lease_ms
 -- RETURNS: {deaths, due, expired}, or {} if another process did it less than every_ms ago
 -- INVARIANT: guarded by status and expiry; bounded by limit; a job goes back with its first score.
--- INCLUDES: now, tell, place, revive, cap, settle, requeue, bury, promote, reconcile
+-- INCLUDES: now, tell, place, revive, cap, settle, note, requeue, bury, promote, reconcile
 if redis.call('EXISTS', KEYS[8]) == 1 then return {} end
 redis.call('DEL', KEYS[8]) -- a first write that memory pressure cannot refuse
 redis.call('SET', KEYS[8], 1, 'PX', ARGV[1])
@@ -16,9 +16,9 @@ local function died(id)
   redis.call('ZREM', KEYS[2], id)
   local job = redis.call('HMGET', p .. 'job:' .. id, unpack(SETTLE_FIELDS))
   if job[1] ~= 'running' then return end
-  local more = redis.call('HMGET', p .. 'job:' .. id, 'attached', 'worker')
+  local more = redis.call('HMGET', p .. 'job:' .. id, 'attached', 'why')
   local count = redis.call('HINCRBY', p .. 'job:' .. id, 'deaths', 1)
-  redis.call('RPUSH', p .. 'hist:' .. id, cjson.encode({ at = now, death = more[2] }))
+  note_attempt(p, id, job, more[2], 'death', '', now)
   deaths = deaths + 1
   if more[1] == '1' and tonumber(job[4]) > 0 then return settle(p, id, job, 'failed', now, ARGV[6], 0) end
   if count > tonumber(ARGV[3]) then return bury(p, id, job, now, ARGV[6], tonumber(ARGV[4])) end

@@ -6,7 +6,7 @@
 -- INCLUDES: now, place, requeue
 local body = redis.call('GET', KEYS[3])
 if not body or not redis.call('ZSCORE', KEYS[4], ARGV[1]) then return 0 end
-local names = { 'class', 'endpoint', 'stream', 'tenant', 'cost', 'ptok', 'otok', 'need', 'pfx', 'slots', 'retain', 'meta',
+local names = { 'class', 'endpoint', 'stream', 'tenant', 'cost', 'ptok', 'otok', 'need', 'pfx', 'tool', 'slots', 'retain', 'meta',
   'notify' }
 local old, now = redis.call('HMGET', KEYS[2], unpack(names)), now_ms()
 if not old[1] then return 0 end

@@ -51,7 +51,7 @@ class Vllm:
         return Path(os.environ.get("VLLM_VENV") or HERE.parents[1] / ".venv-vllm") / MODEL
 
     def start(self) -> None:
-        """Returns when it answers, after 25 s on two quiet cores. Raises VllmMissing, VllmFailed."""
+        """Returns when it answers, after 34 s on two quiet cores. Raises VllmMissing, VllmFailed."""
         if not self.folder.is_dir():
             raise VllmMissing(f"there is no {self.folder}: `make vllm` installs vLLM (2.7 GB of disk)")
         argv = [str(HERE / "serve.sh"), "--port", str(self.port), *self.options]

@@ -15,7 +15,12 @@ from predictor.train.rows import Floats, Rows
 BINS = 10
 FEWEST = 20  # requests of a type, for its residuals to say something
 SHOWN_FEATURES = 20
-STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto;color:#222}td,th{padding:2px 12px;text-align:right}"
+RIGHT_COVER, LEAST_COVER = 0.9, 0.5
+STYLE = (
+    "body{font:15px/1.5 sans-serif;max-width:44em;margin:2em auto;padding:0 1.5em;color:#222}h2{margin-top:2em}"
+    "table{border-collapse:collapse}th,td{padding:3px 12px 3px 0;border-bottom:1px solid #e4e7eb}"
+    "th{font-weight:normal;text-align:left}td{text-align:right}svg{max-width:100%;height:auto}.small{font-size:13px;color:#666}"
+)
 TELLS = {
     "within20": "output within ±20 % of the forecast's P50 (share of requests)",
     "tau": "Kendall's tau of forecast and actual order (1 perfect, 0 chance)",
@@ -41,11 +46,16 @@ def report(card: Card, fitted: Fitted, *, rows: Rows) -> str:
             _calibration(known.output, found), across="median of P50 forecasts, tokens", up="actual tokens"
         ),
         "<h2>Coverage of P90</h2><p>0.9 in every part is right.</p>",
-        lines(_coverage(known.output, found), across="median of P90 forecasts, tokens", up="share within"),
-        "<h2>Residuals by prompt type</h2><p>Actual over forecast (P50): 10th, 50th and 90th percentile.</p>",
-        ranges(_residuals(known, found), span=(0.0, 4.0), unit="×"),
-        "<h2>Features</h2><p>Share of the gain in the P50 model.</p>",
-        bars(_importance(fitted)),
+        lines(
+            _coverage(known.output, found),
+            across="median of P90 forecasts, tokens",
+            up="share within",
+            least_up=LEAST_COVER,
+        ),
+        "<h2>Residuals by prompt type</h2><p>Actual over forecast (P50): 10th, 50th and 90th percentile; at 1 both agree.</p>",
+        ranges(_residuals(known, found), span=(0.0, 4.0), unit="×", right=1.0),
+        "<h2>Features</h2><p>Share of the gain in the P50 model, in percent.</p>",
+        bars(_importance(fitted), unit=" %"),
         *_tools(fitted, rows),
     ]
     return _page(card, parts)
@@ -72,7 +82,7 @@ def _coverage(actual: Floats, found: Guesses) -> list[Line]:
     points = [(float(np.median(found.p90[at])), scores.cover(actual[at], found.p90[at])) for at in parts]
     return [
         Line("share of outputs within P90", points),
-        Line("0.9", [(0.0, 0.9), (points[-1][0], 0.9)], dashed=True),
+        Line(f"{RIGHT_COVER:g}", [(0.0, RIGHT_COVER), (points[-1][0], RIGHT_COVER)], dashed=True),
     ]
 
 
@@ -94,7 +104,7 @@ def _importance(fitted: Fitted) -> list[tuple[str, float]]:
     gains = fitted.models["p50"].feature_importance("gain")
     total = float(gains.sum()) or 1.0
     ordered = sorted(zip(FEATURES, gains, strict=True), key=lambda pair: -pair[1])
-    return [(name, float(gain) / total) for name, gain in ordered[:SHOWN_FEATURES] if gain > 0]
+    return [(name, 100.0 * float(gain) / total) for name, gain in ordered[:SHOWN_FEATURES] if gain > 0]
 
 
 def _tools(fitted: Fitted, rows: Rows) -> list[str]:
@@ -115,5 +125,8 @@ def _tools(fitted: Fitted, rows: Rows) -> list[str]:
 def _page(card: Card, parts: list[str]) -> str:
     sources = "; ".join(f"{source.name} ({source.licence}, {source.rows})" for source in card.trained_on)
     head = f'<meta charset="utf-8"><title>Headway: forecasts</title><style>{STYLE}</style>'
-    title = f"<h1>Forecasts of models {escape(card.version)}</h1><p>Trained on: {escape(sources)}</p>"
+    title = (
+        f"<h1>Forecasts of models {escape(card.version)}</h1>"
+        f'<p class="small">Trained on (licence, rows): {escape(sources)}</p>'
+    )
     return f"<!doctype html><html><head>{head}</head><body>{title}{''.join(parts)}</body></html>\n"

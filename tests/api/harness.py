@@ -13,12 +13,14 @@ from openai import AsyncOpenAI
 
 from api.app import create_app
 from api.connection import WatchfulProtocol
-from broker import fleet, policy, scripts
+from api.server import Server
+from broker import accounts, fleet, policy, scripts
+from broker.accounts import Attempt, Used
 from broker.config import Config, ModelConfig
 from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
 from broker.fleet import WorkerRecord
-from broker.job import Lease
+from broker.job import Lease, queue_of
 from broker.policy import Asking
 from broker.producer import Producer
 from broker.settings import Settings
@@ -26,6 +28,7 @@ from tests.conditions import wait_until
 
 CONFIG = Config(models=(ModelConfig(pool="small", aliases=("gpt-small",)), ModelConfig(pool="large")))
 LIMITS = policy.Limits()
+DRAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class ScriptedWorker:
     consumer: Consumer
     pool: str
     leases: list[Lease] = field(default_factory=list)
+    flushes: int = 0
 
     @classmethod
     async def join(cls, url: str, pool: str, *, state: str = "ready") -> "ScriptedWorker":
@@ -84,6 +88,14 @@ class ScriptedWorker:
     async def finish(self, lease: Lease, data: bytes = b"", *, succeeded: bool = True) -> None:
         ending = scripts.Ending(succeeded, data, prompt_tokens=3, output_tokens=2)
         await self.consumer.finish(lease, ending)
+        await self.account(lease, Used(1, 1, prompt_tokens=3, output_tokens=2, gpu_us=500_000))
+
+    async def account(self, lease: Lease, used: Used) -> None:
+        """As workers do once a second."""
+        self.flushes, sums, times = self.flushes + 1, dict[tuple[str, str], int](), {"wait": lease.waited_s}
+        Attempt(lease.tenant, lease.service_class, used, times).add_to(sums)
+        await accounts.note_queue(self.pipe, queue := queue_of(lease.job_id))
+        await self.pipe.run(accounts.flush(queue, f"scripted-{self.pool}", number=self.flushes, sums=sums))
 
     async def stream(self, lease: Lease, *texts: str) -> None:
         """Chunks one by one, then the end, as the real worker does."""
@@ -149,16 +161,16 @@ async def serve(settings: Settings, *, config: Config | None = CONFIG) -> AsyncI
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        app = create_app(settings, config)
         options = uvicorn.Config(
-            create_app(settings, config),
+            app,
             lifespan="on",
             log_config=None,
             ws="none",
             http=WatchfulProtocol,
-            timeout_graceful_shutdown=1,
         )
         options.load()
-        server = uvicorn.Server(options)
+        server = Server(options, app=app, drain_s=DRAIN_S)
         server.lifespan = options.lifespan_class(options)
         await server.startup(sockets=[sock])
         pipe = Pipe(settings.redis_url)

@@ -1,7 +1,10 @@
-"""What the fleet's documents say of cached prefixes."""
+"""What documents say of cached prefixes and of what is foretold."""
 
-from api.documents import pool_document
+import pytest
+
+from api.documents import pool_document, predicted
 from broker.fleet import PoolView, WorkerRecord
+from broker.job import Forecast
 
 WORKER = WorkerRecord("w", "small", "vllm at http://x", "m", 4, 1, "ready", 1, "here")
 
@@ -20,3 +23,11 @@ def test_prefix_hits_are_shares_of_prompt_tokens_by_pool_and_worker() -> None:
 
 def test_a_pool_that_has_answered_nothing_has_no_prefix_hits() -> None:
     assert pool_document(PoolView("small", [], [0] * 4, 0, 0, 0), None)["prefix_hit_share"] is None
+
+
+@pytest.mark.parametrize(("chance", "shown"), [(0.0, None), (0.004, None), (0.8349, 0.83), (1.0, 1.0)])
+def test_a_tool_call_is_predicted_where_one_may_come(chance: float, shown: float | None) -> None:
+    document = predicted(Forecast(7, 9, 1.5, tool_call=chance), 0.25)
+    assert document.get("tool_call") == shown
+    assert ("tool_call" in document) == (shown is not None)
+    assert (document["start_s"], document["run_s"], document["output_tokens"]) == (0.25, 1.5, 9)

@@ -6,6 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
+from broker.job import Forecast
+from predictor.learned import LearnedEstimator
 from tests.api.harness import ScriptedWorker, Served, chat, whole_answer
 from tests.conditions import wait_until
 
@@ -35,6 +37,19 @@ async def test_a_job_is_accepted_whether_or_not_a_worker_is_there(served: Served
     assert second["position"] == 1
     for each in (job, second):
         await served.http.delete(f"/v1/jobs/{each['id']}")
+
+
+async def test_a_call_of_a_tool_is_foretold_when_it_is_queued_and_whenever_it_is_looked_at(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def likely(*_: object, **__: object) -> Forecast:
+        return Forecast(5, 10, 0.1, tool_call=0.8349)
+
+    monkeypatch.setattr(LearnedEstimator, "forecast", likely)
+    job = await submitted(served, **{"class": "P1"})
+    assert job["predicted"]["tool_call"] == 0.83
+    assert (await polled(served, job["id"]))["predicted"]["tool_call"] == 0.83
+    await served.http.delete(f"/v1/jobs/{job['id']}")
 
 
 async def test_a_job_ends_with_its_result_its_usage_and_its_times(
@@ -233,12 +248,10 @@ async def test_a_dead_letter_is_listed_with_its_history_and_redriven_once(
     assert [letter["id"] for letter in letters] == [job["id"]]
     dead = await polled(served, job["id"])
     assert dead["status"] == "failed"
-    assert dead["attempts"] == {
-        "count": 1,
-        "errors": 1,
-        "deaths": 0,
-        "history": [{"message": "bad", "code": "engine_broken"}],
-    }
+    [attempt] = dead["attempts"].pop("history")
+    assert dead["attempts"] == {"count": 1, "errors": 1, "deaths": 0}
+    assert (attempt["worker"], attempt["ended"]) == ("scripted-small", "engine_error")
+    assert attempt["error"] == {"message": "bad", "code": "engine_broken"}
     again = await served.http.post(f"/v1/jobs/{job['id']}/redrive")
     assert again.status_code == 202
     await worker.finish(await worker.claim(), whole_answer("ok"))

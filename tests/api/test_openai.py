@@ -9,6 +9,7 @@ import openai
 import orjson
 import pytest
 
+from broker import reaper
 from broker.settings import Settings
 from tests.api.harness import CONFIG, ScriptedWorker, Served, chat, chunk_payload, serve, whole_answer
 from tests.conditions import wait_until
@@ -222,7 +223,14 @@ async def test_a_job_cancelled_by_somebody_else_is_gone_and_not_retried_by_clien
     assert response.json()["error"]["code"] == "job_cancelled"
 
 
-async def test_a_deadline_that_passes_is_504(served: Served, worker: ScriptedWorker) -> None:
+@pytest.fixture
+def nobody_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "EVERY_S", 3600.0)
+
+
+async def test_a_deadline_that_passes_is_504_and_the_job_ends_without_waiting_for_the_reaper(
+    nobody_reaps: None, served: Served, worker: ScriptedWorker
+) -> None:
     response = await served.http.post(CHAT, json=chat(), headers={"X-Headway-Deadline": "0.05"})
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"

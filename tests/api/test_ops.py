@@ -47,7 +47,7 @@ async def test_metrics_tell_queue_workers_ends_and_tokens(served: Served, worker
         'headway_reconciled_total{pool="small",what="queued_nowhere"} 2.0',
     ):
         assert line in text
-    assert "process_resident_memory_bytes" in text
+    assert "headway_api_resident_memory_bytes" in text
     await served.http.delete(f"/v1/jobs/{waiting}")
 
 
@@ -60,6 +60,8 @@ async def test_the_fleet_names_pools_workers_and_what_waits(served: Served, work
     assert small["waiting"] == {"P0": 0, "P1": 1, "P2": 0, "P3": 0}
     assert (small["slots"], small["busy_slots"], small["balance"]) == (4, 1, 1.0)
     assert [w["id"] for w in small["workers"]] == ["scripted-small"]
+    assert small["balance_detail"]["busy"] == {"max_over_mean": 1.0, "variation": 0.0, "jain": 1.0}
+    assert (small["balance_detail"]["uneven"], small["balance_detail"]["why"]) == (False, "")
     assert "SmolLM2" in small["note"]
     assert "SmolLM2" in large["note"]
     assert fleet["balance"] == 1.0
@@ -98,7 +100,8 @@ async def test_the_page_is_one_file_that_loads_nothing_from_elsewhere(served: Se
     response = await served.http.get("/")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/html")
-    assert "/v1/fleet" in response.text
+    assert "/v1/overview/events" in response.text
+    assert "default-src 'none'" in response.headers["content-security-policy"]
     assert re.findall(r"(?:https?:)?//[\w.]+\.\w+", response.text) == []
 
 
@@ -129,9 +132,7 @@ async def test_every_endpoint_is_described(served: Served, *, path: str, method:
 
 async def test_bad_input_is_described_as_400_as_it_is_answered(served: Served) -> None:
     paths = orjson.loads((await served.http.get("/openapi.json")).content)["paths"]
-    statuses = {
-        status for path in paths.values() for operation in path.values() for status in operation["responses"]
-    }
+    statuses = paths["/v1/jobs"]["get"]["responses"].keys()
     assert "400" in statuses
     assert "422" not in statuses
 

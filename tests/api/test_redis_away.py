@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from api import services
 from api.cli.redis_server import RedisServer, wait_for
 from api.services import open_services
+from broker import producer
 from broker.errors import RedisAway, RedisUnsuitable
 from broker.settings import Settings
 from tests.api.harness import CONFIG, ScriptedWorker, chat, chunk_payload, serve, whole_answer
@@ -46,7 +48,11 @@ def own_redis(redis_server: RedisServer, tmp_path: Path) -> Iterator[OwnRedis]:
     own.kill()
 
 
-async def test_without_redis_requests_are_503_and_the_process_is_alive(own_redis: OwnRedis) -> None:
+async def test_without_redis_requests_are_503_and_the_process_is_alive(
+    own_redis: OwnRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "SUBMIT_PATIENCE_S", 0.1)
+    monkeypatch.setattr(services, "FAREWELL_S", 0.1)
     async with serve(Settings(redis_url=own_redis.url)) as served:
         own_redis.kill()
         for path in (CHAT, "/v1/jobs"):

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 import pytest
 
-from broker.job import Status
+from broker.job import Forecast, Status
 from broker.keys import PoolKeys
 from broker.settings import Settings
+from predictor.features import Features, extract
+from predictor.learned import LearnedEstimator
 from tests.api.harness import ScriptedWorker, serve, whole_answer
 from tests.api.routed import EASY, HARD, Route, ask, config, routed, submitted, turn
 from tests.conditions import wait_until
@@ -16,7 +19,8 @@ from tests.conditions import wait_until
 
 @pytest.fixture
 async def route(settings: Settings) -> AsyncIterator[Route]:
-    async with routed(settings) as running:
+    """Without pings, which would begin a stream before its pool is known, on a machine that is slow enough."""
+    async with routed(settings.model_copy(update={"ping_s": 60.0})) as running:
         yield running
 
 
@@ -163,7 +167,7 @@ async def test_without_a_worker_of_the_wanted_pool_the_other_one_answers_and_it_
         assert lease.heir == ""
         await small.finish(lease, whole_answer("hello"))
         headers = (await asked).headers
-        assert (headers["x-headway-pool"], headers["x-headway-degraded"]) == ("small", "1")
+        assert (headers["x-headway-pool"], headers["x-headway-degraded"]) == ("small", "large")
         await small.close()
 
 
@@ -193,3 +197,19 @@ async def test_an_idempotency_key_finds_the_answer_of_the_second_pass(route: Rou
     again = await route.served.http.post("/v1/chat/completions", json=ask(), headers=headers)
     assert again.json() == first.json()
     assert again.headers["x-headway-job"] == first.headers["x-headway-job"]
+
+
+async def test_a_routed_request_is_read_once_for_its_route_and_its_forecast(
+    route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    plain = LearnedEstimator.forecast
+
+    def noted(self: LearnedEstimator, *args: Any, features: Features | None = None, **more: Any) -> Forecast:
+        seen.append(features)
+        return plain(self, *args, features=features, **more)
+
+    monkeypatch.setattr(LearnedEstimator, "forecast", noted)
+    await submitted(route.served, ask())
+    await submitted(route.served, ask() | {"model": "small"})
+    assert seen == [extract(ask()), None]

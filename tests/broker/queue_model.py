@@ -27,6 +27,7 @@ class Job:
     attempts: int = 0
     errors: int = 0
     deaths: int = 0
+    returns: int = 0
     due: bool = False
     lease_over: bool = False
     overdue: bool = False
@@ -128,6 +129,7 @@ class Model:
         job.chunks.append((job.token, seq, data))
 
     def release(self, job: Job, reason: str, *, delayed: bool, error: bytes) -> int:
+        job.returns += 1
         job.errors += reason == "error"
         if job.begun:
             self.end(job, "failed", error)

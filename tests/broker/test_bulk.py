@@ -111,7 +111,7 @@ async def test_finish_of_many_ends_those_whose_token_is_current(
     stale = replace(leases[1], token=leases[1].token + 1)
     assert await worker.finish_many([(leases[0], END), (stale, END), (leases[2], END)]) == [True, False, True]
     assert [backdoor.status(lease.job_id) for lease in leases] == ["succeeded", "running", "succeeded"]
-    assert (backdoor.stats()["tokens_in"], backdoor.stats()["tokens_out"]) == ("2", "4")
+    assert backdoor.stats()["succeeded:0"] == "2"
     await worker.finish(leases[1], END)
 
 

@@ -1,9 +1,11 @@
 """What the fleet looks like from outside: workers by their heartbeats, sets by their sizes, counters as counted."""
 
+from dataclasses import replace
+
 from broker import scripts
 from broker.connection import Pipe
 from broker.consumer import Consumer
-from broker.fleet import WorkerRecord, announce_pool, forget_pools, known_pools, look
+from broker.fleet import WorkerRecord, announce_pool, forget_pools, known_pools, look, oldest_s
 from broker.keys import PoolKeys
 from broker.producer import Producer
 from broker.scripts import Beat, Ending, Return
@@ -49,8 +51,8 @@ async def test_look_counts_every_set(pipe: Pipe, producer: Producer, worker: Con
     await worker.finish(done, Ending(succeeded=True, data=b"{}", prompt_tokens=2, output_tokens=3))
     seen = await look(pipe, POOL)
     assert (seen.waiting, seen.delayed, seen.running, seen.dead) == ([1, 1, 0, 2], 1, 1, 0)
-    counted = {name: seen.counters[name] for name in ("enqueued:0", "claimed:0", "succeeded:0", "tokens_out")}
-    assert counted == {"enqueued:0": 4, "claimed:0": 2, "succeeded:0": 1, "tokens_out": 3}
+    counted = {name: seen.counters[name] for name in ("enqueued:0", "claimed:0", "succeeded:0")}
+    assert counted == {"enqueued:0": 4, "claimed:0": 2, "succeeded:0": 1}
     assert seen.mean_run_s is not None
 
 
@@ -97,3 +99,37 @@ async def test_a_pool_without_workers_and_jobs_is_forgotten_once_its_use_is_long
     assert await forget_pools(pipe) == 1
     assert await known_pools(pipe) == sorted(("fresh", POOL))
     assert backdoor.ask("TTL", KEYS.named("used")) > 0
+
+
+async def test_the_oldest_of_each_class_is_found_wherever_it_waits(
+    pipe: Pipe, producer: Producer, backdoor: Backdoor
+) -> None:
+    jobs = {age_s: submission(service_class=c) for age_s, c in ((40, 0), (5, 0), (900, 2))}
+    await producer.submit_many(list(jobs.values()))
+    now_s = int(backdoor.ask("TIME")[0])
+    for age_s, job in jobs.items():
+        backdoor.ask("HSET", KEYS.job(job.job_id), "created", (now_s - age_s) * 1000)
+    promoted = jobs[900].job_id
+    backdoor.ask("ZREM", KEYS.ready(2), promoted)
+    backdoor.ask("ZADD", KEYS.named("aged:1"), 1, promoted)
+    ages = await oldest_s(pipe, [POOL, "nowhere"])
+    assert [age and round(age, -1) for age in ages] == [40, None, 900, None]
+
+
+async def test_why_passes_were_handed_on_and_how_verdicts_fell_is_counted(
+    pipe: Pipe, producer: Producer, worker: Consumer
+) -> None:
+    await producer.submit_many([submission() for _ in range(3)])
+    unsure, sure, broken = (await worker.claim(3)).leases
+    on = Ending(succeeded=False, data=b"", heir="job_x.large", why="low_confidence", confidence=0.2)
+    await worker.finish(unsure, on)
+    await worker.finish(sure, Ending(succeeded=True, data=b"{}", confidence=0.9))
+    await worker.finish(broken, replace(on, why="engine_error", confidence=None))
+    counters = (await look(pipe, POOL)).counters
+    found = {name: n for name, n in counters.items() if name.startswith(("handed_on:", "judged:"))}
+    assert found == {
+        "handed_on:low_confidence": 1,
+        "handed_on:engine_error": 1,
+        "judged:escalated": 1,
+        "judged:succeeded": 1,
+    }

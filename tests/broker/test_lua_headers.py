@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import learning, scripts
+from broker import accounts, fleet, learning, scripts
 from broker.policy import Asking, Limits, Order, Room
 from broker.script import Call
 from broker.scripts import Beat, Ending, Return
@@ -48,6 +48,8 @@ CALLS: dict[str, Call] = {
     "reap": scripts.reap(POOL, Limits()),
     "urgent": scripts.urgent(POOL),
     "learn": learning.report(POOL, [learning.Outcome("key", (1.0,), 1, "chat", 5, 0, 7, 1.0, 1.5)]),
+    "oldest": fleet.oldest(POOL),
+    "account": accounts.flush(POOL, "w1", number=1, sums={("td", "gpu_us|0|default"): 1}),
 }
 
 
@@ -132,7 +134,7 @@ def test_builder_passes_as_many_keys_and_arguments_as_the_header_names(name: str
     args, many = header(name).numbers("ARGV")
     assert len(CALLS[name].keys) == len(keys)
     assert len(CALLS[name].args) == len(args) or (many and len(CALLS[name].args) >= len(args))
-    if many and name not in ("finish", "enqueue", "learn"):
+    if many and name not in ("finish", "enqueue", "learn", "account"):
         assert (len(CALLS[name].args) - len(args)) % 2 == 1  # name, value pairs
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.placement import Placed, PoolLoad, Rule, Wanted, moved, parse_record, place
+from broker.placement import Placed, PoolLoad, Rule, Wanted, degraded_from, moved, parse_record, place
 
 RULE = Rule("auto", "s", "l", threshold=0.6, slo_s=10.0)
 CLOSED = PoolLoad(open=False)
@@ -41,14 +41,16 @@ def test_a_conversation_stays(pool: str) -> None:
 
 def test_a_conversation_leaves_a_pool_that_is_closed() -> None:
     placed = place(RULE, Wanted(0.9, sticky="l"), large=CLOSED)
-    assert (placed.pool, placed.why) == ("s", "degraded")
+    assert (placed.pool, placed.why) == ("s", "degraded:l")
+    assert degraded_from(placed.text) == "l"
+    assert degraded_from(f"{placed.text} degraded:s") == "l"
 
 
 def test_where_both_are_closed_the_choice_stands() -> None:
     assert place(RULE, Wanted(0.9), small=CLOSED, large=CLOSED).pool == "s"
 
 
-@pytest.mark.parametrize("why", ["", "load", "sticky", "degraded"])
+@pytest.mark.parametrize("why", ["", "load", "sticky", "degraded:l"])
 def test_the_record_says_all_and_can_be_read_again(why: str) -> None:
     placed = Placed("team/auto", "small", 0.83, 0.42, "fact", why)
     assert placed.text.startswith("small p=0.83")

@@ -2,13 +2,15 @@
 
 import asyncio
 
+import orjson
 import pytest
 
 from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
 from broker.errors import InvalidJob, UnknownJob
 from broker.job import Forecast, Lease, ServiceClass, Status, Submission, new_job_id
-from broker.producer import Producer, Query, view
+from broker.producer import Producer, Query
+from broker.record import view
 from broker.scripts import Ending, Return
 from tests.broker.jobs import BODY, ERROR, KEYS, LIMITS, POOL, Backdoor, submission
 
@@ -40,7 +42,7 @@ async def test_submitted_job_is_shown_as_it_was_given(producer: Producer) -> Non
         tenant="acme",
         metadata=b'{"k":1}',
         deadline_s=60.0,
-        forecast=Forecast(7, 9, 1.5),
+        forecast=Forecast(7, 9, 1.5, tool_call=0.87),
     )
     accepted = await producer.submit(job)
     assert (accepted.created, accepted.status, accepted.position) == (True, Status.QUEUED, 0)
@@ -120,6 +122,24 @@ async def test_cancelled_job_is_not_claimed(producer: Producer, worker: Consumer
     assert not backdoor.members("delayed") + backdoor.members("deadlines")
 
 
+async def test_job_expires_when_its_deadline_has_passed_and_not_before(
+    producer: Producer, worker: Consumer, backdoor: Backdoor
+) -> None:
+    queued, running = submission(), submission(service_class=ServiceClass.P1)
+    await producer.submit_many([running])
+    await worker.claim(1)
+    await producer.submit(queued)
+    for job_id, status in ((queued.job_id, "queued"), (running.job_id, "running")):
+        await producer.expire(job_id)
+        assert backdoor.status(job_id) == status
+        backdoor.pass_deadline(job_id)
+        await producer.expire(job_id)
+        assert backdoor.status(job_id) == "expired"
+    await producer.expire(submission().job_id)
+    assert not backdoor.members("deadlines")
+    assert not backdoor.members("leases")
+
+
 async def test_job_that_ended_stays_as_it_ended(producer: Producer, worker: Consumer) -> None:
     lease = await leased(producer, worker, submission())
     await worker.finish(lease, ANSWER)
@@ -193,13 +213,10 @@ async def test_dead_letter_has_its_history_and_its_request(
     dead = await killed_by_errors(producer, worker, submission())
     assert await producer.dead(POOL) == [dead]
     shown = await producer.get(dead)
-    assert (shown.status, shown.errors, shown.deaths, shown.error) == (
-        Status.FAILED,
-        LIMITS.max_errors + 1,
-        0,
-        ERROR,
-    )
-    assert await producer.history(dead) == [ERROR] * (LIMITS.max_errors + 1)
+    assert (shown.status, shown.errors, shown.deaths) == (Status.FAILED, LIMITS.max_errors + 1, 0)
+    assert shown.error == ERROR
+    errors = [(each.ended, each.error) for each in await producer.history(dead)]
+    assert errors == [("error", orjson.loads(ERROR))] * (LIMITS.max_errors + 1)
     assert backdoor.ask("GET", KEYS.payload(dead)) == BODY
     assert backdoor.ask("PTTL", KEYS.payload(dead)) > 0
 

@@ -170,7 +170,6 @@ class QueueMachine(RuleBasedStateMachine):
         call = scripts.finish(job.job_id, job.token, ending=ENDINGS[succeeded])
         assert self.run(call) == [[1]]
         self.model.end(job, "succeeded" if succeeded else "failed", ENDINGS[succeeded].data)
-        self.model.stats.update(tokens_in=3, tokens_out=5, tokens_cached=1)
 
     @precondition(lambda self: self.some("leased"))
     @rule(which=picks, reason=st.sampled_from(["error", "error", "busy", "drain"]), delayed=st.booleans())

@@ -84,14 +84,16 @@ async def test_index_keeps_the_newest(pipe: Pipe, backdoor: Backdoor) -> None:
     assert sorted(backdoor.members("index")) == sorted(job.job_id for job in jobs)[-3:]
 
 
-async def test_history_keeps_the_last_twenty_errors(pipe: Pipe, producer: Producer, worker: Consumer) -> None:
+async def test_history_keeps_the_last_twenty_attempts(
+    pipe: Pipe, producer: Producer, worker: Consumer
+) -> None:
     job = submission()
     await producer.submit(job)
     for number in range(25):
         [lease] = (await worker.claim(1)).leases
         given = Return("error", error=b"%d" % number)
         await pipe.run(scripts.release(job.job_id, lease.token, given=given, limits=Limits(max_errors=100)))
-    assert await producer.history(job.job_id) == [b"%d" % number for number in range(5, 25)]
+    assert [attempt.error for attempt in await producer.history(job.job_id)] == list(range(5, 25))
 
 
 async def test_worker_record_lives_for_less_than_two_leases(pipe: Pipe, backdoor: Backdoor) -> None:

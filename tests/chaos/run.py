@@ -1,7 +1,7 @@
-"""`make chaos`: long random walks, each step followed by a check of everything that must hold.
+"""`make chaos`: long random walks over the queue, and a whole Headway whose parts are killed, with checks of all that must hold.
 
-`python -m tests.chaos.run --steps 20000 --seed 7 --server carried` repeats one. A walk that breaks a rule is printed as
-a program. Another driver is one more function in DRIVERS.
+`python -m tests.chaos.run --driver queue --steps 20000 --seed 7 --server carried` repeats a walk; one that breaks a rule is
+printed as a program. `--driver system --minutes 1` is the short form of the other. A third is one more function in DRIVERS.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from api.cli.redis_server import find_binary
+from benchmarks.figures import report
+from tests.chaos import drive
 from tests.chaos.pair import Pair
 from tests.chaos.queue_walk import QueueWalk
 
@@ -37,12 +39,16 @@ BINARIES: dict[str, Callable[[], Path]] = {"found": find_binary, "carried": carr
 
 @dataclass(frozen=True)
 class Options:
-    """`steps`: at least so many, on each server."""
+    """`steps`: of the queue's walk, at least so many, on each server. `minutes`, `jobs`, `appendfsync`: of the system's."""
 
     steps: int
     seed: int
     servers: tuple[str, ...]
     shrink: bool
+    minutes: float = 11.0
+    jobs: int = 20_000
+    appendfsync: str = "always"
+    json: Path | None = None
 
 
 def say(line: str) -> None:
@@ -103,7 +109,19 @@ def walk(pair: Pair, options: Options) -> Counter[str]:
     return counted
 
 
-DRIVERS: dict[str, Callable[[Options], None]] = {"queue": walk_the_queue}
+def torment_the_system(options: Options) -> None:
+    """A whole Headway under load, and a judge."""
+    jobs = round(options.jobs * min(1.0, options.minutes / Options.minutes))
+    plan = drive.Plan(options.minutes, jobs, options.seed, options.appendfsync)
+    say(f"system: seed {plan.seed}, {plan.minutes:g} minutes, {plan.jobs} jobs, AOF {plan.appendfsync}")
+    began = time.monotonic()
+    verdict = drive.run(plan, lambda line: say(f"{time.monotonic() - began:6.1f} s {line}"))
+    report(verdict.figures, options.json)
+    if verdict.findings:
+        sys.exit(f"{len(verdict.findings)} findings")
+
+
+DRIVERS: dict[str, Callable[[Options], None]] = {"queue": walk_the_queue, "system": torment_the_system}
 
 
 def main() -> None:
@@ -115,8 +133,13 @@ def main() -> None:
     parser.add_argument(
         "--shrink", action="store_true", help="look for the shortest walk that fails; takes minutes"
     )
+    parser.add_argument("--minutes", type=float, default=Options.minutes, help="of the system's torment")
+    parser.add_argument("--jobs", type=int, default=Options.jobs, help="in it, fewer if it is shorter")
+    parser.add_argument("--appendfsync", choices=("always", "everysec"), default=Options.appendfsync)
+    parser.add_argument("--json", type=Path, help="append one JSON line per figure to this file")
     args = parser.parse_args()
-    options = Options(args.steps, args.seed, tuple(args.server or BINARIES), args.shrink)
+    system = (args.minutes, args.jobs, args.appendfsync, args.json)
+    options = Options(args.steps, args.seed, tuple(args.server or BINARIES), args.shrink, *system)
     for name in args.driver or DRIVERS:
         DRIVERS[name](options)
 

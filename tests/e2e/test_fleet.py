@@ -64,3 +64,14 @@ def test_fleet_is_a_table_of_pools_and_workers(stack: Stack) -> None:
     assert [line.split()[:3] for line in lines[1:3]] == [["small", "open", "1"], ["large", "open", "1"]]
     assert lines[4].split()[:3] == ["WORKER", "POOL", "STATE"]
     assert [line.split()[1:3] for line in lines[5:]] == [["small", "ready"], ["large", "ready"]]
+
+
+def test_workers_tell_their_means_and_pace(stack: Stack) -> None:
+    asked = ("--param", "max_tokens=64", "--param", "ignore_eos=true", "--wait")
+    told = stack.run("job", "submit", "Count to a hundred.", "--model", "small", *asked)
+    assert told.returncode == 0, told.stderr
+
+    def known() -> bool:
+        return all(worker["minute"] and worker["tpot_s"] for worker in workers(stack).values())
+
+    wait_until_sync(known, what="means and pace of every worker")

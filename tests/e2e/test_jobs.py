@@ -31,6 +31,8 @@ def test_job_of_each_class_is_accepted_and_answered(stack: Stack, service_class:
     assert done["status"] == "succeeded", done
     assert done["result"]["choices"][0]["message"]["content"]
     assert done["result"]["usage"]["completion_tokens"] > 0
+    assert [step["event"] for step in done["story"]][-1] == "succeeded"
+    assert done["forecast"]["output_tokens"]["actual"] == done["result"]["usage"]["completion_tokens"]
 
 
 def test_events_resume_after_any_id(stack: Stack) -> None:

@@ -56,6 +56,28 @@ def test_a_pool_with_its_own_tokenizer_counts_with_it_and_others_do_not(estimato
     assert estimator.forecast("other", document).prompt_tokens == pytest.approx(100, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"max_tokens": 7}, {"tools": [{"function": {"name": "colour_of_sky"}}]}]
+)
+def test_features_that_were_read_before_give_the_same_forecast_and_are_not_read_again(
+    estimator: LearnedEstimator, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    document = CHAT | more
+    key = past_key("default", template_key(document))
+    estimator.habits.put("small", {key: [30.0, 50.0], "*": [10.0, 30.0, 50.0]})
+    known, plain = extract(document), estimator.forecast("small", document)
+    monkeypatch.setattr(learned, "read", None)
+    assert estimator.forecast("small", document, features=known) == plain
+    assert not estimator.breaker.opened
+
+
+def test_features_of_another_tokenizer_are_not_believed(estimator: LearnedEstimator) -> None:
+    document = {"messages": [{"role": "user", "content": "word " * 100}]}
+    estimator.readers = {"counted": Reader(TenAWord())}
+    found = estimator.forecast("counted", document, features=extract(document))
+    assert found.prompt_tokens == pytest.approx(1000, rel=0.05)
+
+
 def test_the_callers_limit_is_kept_and_choices_are_counted(estimator: LearnedEstimator) -> None:
     assert estimator.forecast("small", CHAT | {"max_tokens": 7}).output_tokens == 7
     one, three = estimator.forecast("small", CHAT), estimator.forecast("small", CHAT | {"n": 3})

@@ -51,6 +51,12 @@ def test_chances_are_probabilities_whatever_the_prompt_is_like() -> None:
         assert 0.0 <= router.look(ask(text)).p <= 1.0
 
 
+def test_what_a_judgement_rests_on_is_handed_over_once_read() -> None:
+    wanted, features = Router().read(ask("Why is the sky blue?"))
+    assert features == extract(ask("Why is the sky blue?"))
+    assert wanted == Router().look(ask("Why is the sky blue?"))
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"messages": 3}, {"messages": [None]}, {"prompt": [1, 2]}, {"input": "x"}]
 )
@@ -81,7 +87,8 @@ def test_a_model_that_fails_counts_as_undecided(monkeypatch: pytest.MonkeyPatch)
         raise ZeroDivisionError
 
     monkeypatch.setattr(Model, "probability", broken)
-    assert Router(load()).look(ask("hi")).p == 0.5
+    wanted, features = Router(load()).read(ask("hi"))
+    assert (wanted.p, features) == (0.5, None)
 
 
 def test_the_rule_prefers_the_large_model_for_maths_and_long_prompts() -> None:

@@ -16,7 +16,7 @@ from predictor.train import scores
 from predictor.train.__main__ import main
 from predictor.train.candidate import load_fitted, train
 from predictor.train.fit import guess, split
-from predictor.train.plots import Line, Range, bars, lines, ranges
+from predictor.train.plots import Axis, Line, Range, bars, lines, ranges
 from predictor.train.report import report
 from predictor.train.rows import Row, Rows, read_rows, table
 from predictor.train.word_weights import Ridge, folded, word_weights
@@ -151,6 +151,21 @@ def test_page_shows_scores_and_plots_of_wellformed_svg(folder: Path) -> None:
         assert title in page
     for svg in page.split("<svg")[1:]:
         ET.fromstring("<svg" + svg.partition("</svg>")[0] + "</svg>")
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 565.1), (0.5, 1.0), (0.0, 0.0134), (0.0, 4.0), (3.0, 70_000.0)]
+)
+def test_ticks_are_few_round_and_inside_of_the_axis(low: float, high: float) -> None:
+    ticks = Axis(low, high, 0.0, 100.0).ticks()
+    assert 2 <= len(ticks) <= 8
+    assert low - 1e-9 <= ticks[0] < ticks[-1] <= high + 1e-9
+    assert all(len(f"{tick:.9g}".replace(".", "").strip("0")) <= 3 for tick in ticks)
+
+
+def test_what_is_beyond_an_axis_is_put_at_its_edge() -> None:
+    axis = Axis(0.5, 1.0, 200.0, 0.0)
+    assert (axis.place(0.1), axis.place(0.75), axis.place(7.0)) == (200.0, 100.0, 0.0)
 
 
 def test_plots_take_nothing_and_names_with_marks() -> None:

@@ -125,7 +125,7 @@ async def stop(rig: Rig, tasks: "list[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    rig.heartbeat.stop()
+    await asyncio.to_thread(rig.heartbeat.stop)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from broker.connection import Pipe
 from broker.ends import Ends, Who
 from broker.heirs import Heirs, Plan
 from broker.job import Status, heir_id, new_job_id
+from broker.policy import Limits
 from broker.producer import Producer
 from predictor.estimator import SimpleEstimator
 from tests.conditions import wait_until
@@ -118,8 +119,6 @@ async def test_both_passes_are_charged(pair: Starts) -> None:
     job = await workers.ended(await workers.submit())
     assert job.first is not None
     assert job.first.usage["prompt_tokens"] == job.usage["prompt_tokens"] == 5
-    for pool in ("small", "large"):
-        assert await workers.small.pipe.command("HGET", f"hw:{{{pool}}}:stats", "tokens_out") == b"3"
 
 
 async def test_the_deadline_is_the_one_that_is_left(pair: Starts) -> None:
@@ -160,6 +159,38 @@ async def test_a_worker_that_dies_between_the_steps_leaves_a_job_that_the_next_o
     assert (ended.job_id, text_of(ended)) == (heir, "from the large one")
     assert workers.large.engine.seen == [heir]
     assert small.engine.seen == []
+
+
+async def died_often(workers: Pair, *, deaths: int) -> str:
+    """A job that `deaths` workers have died of, and that waits for the next one."""
+    job_id = new_job_id("small")
+    held = submission(
+        job_id=job_id, stream=False, heir=heir_id(job_id, "large"), plan=str(Plan()), hold_s=0.3
+    )
+    await workers.small.producer.submit(held)
+    counts = ("attempts", deaths, "deaths", deaths)
+    await workers.small.pipe.command("HSET", f"hw:{{small}}:job:{job_id}", *counts)
+    return job_id
+
+
+@pytest.mark.parametrize(
+    ("deaths", "pool"), [(Limits().max_deaths, "large"), (Limits().max_deaths - 1, "small")]
+)
+async def test_a_job_whose_next_death_would_be_the_last_goes_to_the_large_pool(
+    pair: Starts, deaths: int, pool: str
+) -> None:
+    workers: Pair = await pair(says("from the small one"))
+    job = await workers.ended(await died_often(workers, deaths=deaths))
+    assert (job.pool, text_of(job)) == (pool, f"from the {pool} one")
+    assert workers.small.engine.seen == ([] if pool == "large" else [job.job_id])
+    if job.first is not None:
+        assert job.first.why == "worker_died"
+
+
+async def test_a_job_that_workers_died_of_is_tried_again_where_nobody_else_could(worker: Maker) -> None:
+    small = await worker(ScriptedEngine(says("from the small one")))
+    job = await small.ended(await died_often(Pair(small, small), deaths=Limits().max_deaths))
+    assert (job.status, job.pool, job.first) == (Status.SUCCEEDED, "small", None)
 
 
 async def test_a_job_that_was_cancelled_meanwhile_takes_its_successor_along(redis_url: str) -> None:

@@ -8,8 +8,9 @@ from broker.config import Config, ModelConfig
 from broker.errors import ConfigError
 from broker.job import ServiceClass
 from workers.engine import EngineLoad
-from workers.main import main, used_share
+from workers.main import main
 from workers.options import parse, warn_of_unknown_pool
+from workers.recent import used_share
 
 
 @pytest.mark.parametrize(("pool", "warned"), [("small", False), ("smal", True)])

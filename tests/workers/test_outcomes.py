@@ -19,6 +19,7 @@ from tests.workers.scripted import ScriptedEngine, answer, payload
 from workers import outcomes
 from workers.engine import Delta, EngineBroken, EngineCall, Final, Usage
 from workers.outcomes import Reporter
+from workers.sight import Sight
 
 SECRET = "xylophone marmalade"
 BODY = orjson.dumps({"messages": [{"role": "user", "content": f"Why is {SECRET} blue?"}]})
@@ -27,7 +28,8 @@ BODY = orjson.dumps({"messages": [{"role": "user", "content": f"Why is {SECRET} 
 async def watched(worker: Maker, engine: ScriptedEngine) -> tuple[Rig, Reporter]:
     reporter = Reporter(Pipe(worker.url))
     worker.stack.push_async_callback(reporter._pipe.close)
-    rig = await worker(ScriptedEngine(reporter.watch(engine).generate), observers=(reporter,))
+    sight = Sight(reporter)
+    rig = await worker(ScriptedEngine(sight.watch(engine).generate), observers=(sight,))
     return rig, reporter
 
 
@@ -35,7 +37,7 @@ async def reported(rig: Rig, reporter: Reporter, *, n: int) -> list[learning.Out
     """Once the observer has heard of the last end."""
 
     async def look() -> list[learning.Entry]:
-        await reporter.report()
+        await reporter.flush()
         found = await learning.read_after(rig.pipe, POOL, after="0")
         return found if len(found) >= n else []
 
@@ -137,5 +139,5 @@ async def test_without_redis_outcomes_are_dropped_and_nothing_is_raised(worker: 
     await reporter._pipe.close()
     with pytest.raises(RedisAway):
         await reporter._pipe.command("PING")
-    await reporter.report()
+    await reporter.flush()
     assert reporter.dropped == 1

@@ -97,7 +97,7 @@ async def test_broken_engine_is_retried_and_the_job_keeps_count(worker: Maker) -
     view = await rig.ended(await rig.submit())
     assert (view.status, view.errors, view.deaths, view.attempts) == (Status.SUCCEEDED, 1, 0, 2)
     assert orjson.loads(view.result or b"")["choices"][0]["message"]["content"] == "a b c"
-    assert b"died in mid-stream" in (await rig.producer.history(view.job_id))[0]
+    assert "died in mid-stream" in (await rig.producer.history(view.job_id))[0].error["message"]
 
 
 async def test_answer_that_a_connection_has_begun_to_see_is_not_begun_again(worker: Maker) -> None:

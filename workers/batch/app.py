@@ -14,15 +14,17 @@ import logging
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import worker_shutdown, worker_shutting_down
+from celery.signals import setup_logging, task_revoked, worker_shutdown, worker_shutting_down
 from kombu.exceptions import OperationalError
 
+from broker import logs
 from broker.batch_record import message_for
 from broker.batch_scripts import FINALIZE, PLAN
 from broker.celery_options import celery_options
 from broker.config import load_config
 from broker.settings import load_settings
-from workers.batch.means import LoopThread, Means, open_means
+from workers.batch.means import LoopThread, Means, let_in, open_means
+from workers.batch.revoking import Revoking
 from workers.batch.units import Progress, Units
 
 log = logging.getLogger("headway.batch")
@@ -41,7 +43,6 @@ app.conf.update(
     task_send_sent_event=True,
     worker_send_task_events=True,
     worker_cancel_long_running_tasks_on_connection_loss=False,  # threads cannot be cancelled (celery#7185)
-    worker_hijack_root_logger=False,
 )
 
 
@@ -76,12 +77,23 @@ class Desk:
 
 
 desk = Desk()
+revoking = Revoking(desk.thread, _send)
+revoking.install()
+task_revoked.connect(revoking.told)
 
 
 def run_unit(task: "Task[Any, Any]", batch_id: str, *, unit: str) -> str:
     """Waits for the unit's coroutine and reports its progress meanwhile."""
-    progress = Progress()
-    future = desk.thread.submit(lambda means: desk.do(means, progress, ids=(batch_id, unit)))
+    progress, task_id = Progress(), task.request.id or ""
+    revoking.running[task_id] = batch_id
+    try:
+        return _until_done(task, progress, ids=(batch_id, unit))
+    finally:
+        del revoking.running[task_id]
+
+
+def _until_done(task: "Task[Any, Any]", progress: Progress, *, ids: tuple[str, str]) -> str:
+    future = desk.thread.submit(lambda means: desk.do(means, progress, ids=ids))
     while True:
         concurrent.futures.wait([future], timeout=PROGRESS_S)
         if future.done():
@@ -108,7 +120,13 @@ def finalize(self: "Task[Any, Any]", batch_id: str) -> str:
 @app.task(name="headway.feed")
 def feed(job_id: str) -> str:
     """A single P2 or P3 job: lets it out of its hold."""
-    return "fed" if desk.thread.submit(lambda means: means.producer.feed(job_id)).result() else "was not held"
+    return "fed" if desk.thread.submit(lambda means: let_in(means, job_id)).result() else "was not held"
+
+
+@setup_logging.connect
+def _on_logging(**_: object) -> None:
+    """In place of Celery's own."""
+    logs.configure(settings, "celery")
 
 
 @worker_shutting_down.connect

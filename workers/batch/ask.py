@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from broker import request_checks
 from broker.batch_record import BatchView, Mode
 from broker.errors import BrokerError, QueueFull, RedisAway, UnknownJob
-from broker.job import Accepted, Status, Submission
+from broker.heirs import with_heir
+from broker.job import Accepted, JobView, Status, Submission
 from broker.stream import Mailbox
 from predictor.prefix import prefix_chain
 from workers.batch.group import Group
@@ -50,6 +51,7 @@ class Asker:
         self._boxes: set[Mailbox] = set()
         self._groups: dict[str, Group] = {}
         self._tenant = means.config.tenant(batch.spec.tenant)
+        self._shards = means.config.shards
         self._ends_at = asyncio.get_running_loop().time() + keeper.taken.left_s
 
     async def watch(self) -> None:
@@ -85,13 +87,13 @@ class Asker:
                 )
             try:
                 if self._keeper.mode is not Mode.FEED:
-                    return await self._withdraw(box.job_id)
+                    return await self._withdraw(job.job_id)
                 accepted = await self._submit(job, again=queued)
                 if accepted is None:
                     continue
                 queued = True
-                if accepted.status.terminal:
-                    return await self._read(box.job_id)
+                if accepted.status.terminal and (ended := await self._ended(job.job_id, box)):
+                    return ended
             except (RedisAway, QueueFull, UnknownJob):
                 await asyncio.sleep(AWAY_S * random.uniform(0.5, 1.5))
                 continue
@@ -118,23 +120,35 @@ class Asker:
         """Ends a job that nobody waits for any more, unless it has ended. Raises RedisAway."""
         try:
             await self._means.producer.cancel(job_id)
-            return await self._read(job_id)
+            return _answer(await self._means.producer.get(job_id))
         except UnknownJob:
             return Answer(None)
 
-    async def _read(self, job_id: str) -> Answer:
-        """Raises UnknownJob, RedisAway."""
-        view = await self._means.producer.get(job_id)
-        return Answer(view.status, view.result or view.error or b"")
+    async def _ended(self, job_id: str, box: Mailbox) -> Answer | None:
+        """None where another job has its place and has not ended: `box` hears of that one from now on.
+
+        Raises UnknownJob, RedisAway.
+        """
+        try:
+            view = await self._means.producer.get(job_id)
+        except UnknownJob:
+            await self._means.producer.forget([job_id])  # what is left may lead to nothing: it is asked anew
+            raise
+        if view.job_id != box.job_id:
+            self.job_ids.append(view.job_id)
+            box.move_to(view.job_id, view.why)
+        return _answer(view) if view.status.terminal else None
 
     def _submission(self, job_id: str, request: Request) -> Submission:
-        spec = self._batch.spec
-        return Submission(
+        spec, aim = self._batch.spec, request.aim
+        job = Submission(
             job_id,
             spec.service_class,
             spec.endpoint,
             request.body,
-            self._means.estimator.forecast(request.pool, request.document, tenant=spec.tenant),
+            self._means.estimator.forecast(
+                aim.pool, request.document, tenant=spec.tenant, features=aim.features
+            ),
             prefix=prefix_chain(request.document, tenant=spec.tenant),
             tenant=spec.tenant,
             weight=self._tenant.weight,
@@ -143,7 +157,16 @@ class Asker:
             deadline_s=self._left_s(),
             reply_to=self._means.hub.address(job_id),
             retain_s=RETAIN_S,
+            route=aim.route,
         )
+        if not aim.heir:
+            return job
+        plan = replace(aim.plan, weight=job.weight)
+        return with_heir(job, aim.heir, plan=plan, shards=self._shards)
+
+
+def _answer(view: JobView) -> Answer:
+    return Answer(view.status, view.result or view.error or b"")
 
 
 async def _hear(box: Mailbox) -> Answer | None:
@@ -156,6 +179,8 @@ async def _hear(box: Mailbox) -> Answer | None:
 
 async def _end_told(box: Mailbox) -> Answer | None:
     while (message := await box.get()) is not None:
+        if message.status is Status.ESCALATED:
+            return None  # another job has its place
         if message.kind == "done":
             return Answer(message.status, message.data)
     return None

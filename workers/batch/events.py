@@ -23,6 +23,7 @@ from broker.settings import Settings
 log = logging.getLogger("headway.events")
 BEAT_S = 5.0
 MAX_QUEUED = 1000
+MOST_A_SECOND = 50  # jobs of one worker that become tasks, with three events each
 MAX_RETRY_S = 30.0
 TASK_NAME = "headway.job"
 ENDS = {
@@ -49,13 +50,16 @@ class CeleryEvents:
         self._stop = threading.Event()
         self._active = 0
         self._processed = 0
+        self._shown: set[str] = set()  # jobs that run and are tasks there
+        self._second = self._begun = 0
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="celery-events", daemon=True)
         self._thread.start()
 
     def started(self, lease: Lease) -> None:
         self._active += 1
-        if lease.service_class >= ServiceClass.P2:
+        if lease.service_class >= ServiceClass.P2 and self._has_room():
+            self._shown.add(lease.job_id)
             names = {"name": TASK_NAME, "args": repr((lease.job_id,)), "kwargs": "{}"}
             self._send("task-received", uuid=lease.job_id, retries=lease.attempt - 1, **names)
             self._send("task-started", uuid=lease.job_id)
@@ -63,8 +67,9 @@ class CeleryEvents:
     def ended(self, lease: Lease, outcome: str, *, run_s: float) -> None:
         self._active -= 1
         self._processed += 1
-        if lease.service_class < ServiceClass.P2:
+        if lease.job_id not in self._shown:
             return
+        self._shown.remove(lease.job_id)
         kind = ENDS.get(outcome, "task-retried")
         more: dict[str, Any] = {"exception": outcome, "traceback": ""}
         if kind == "task-succeeded":
@@ -72,6 +77,14 @@ class CeleryEvents:
         elif kind == "task-revoked":
             more = {"terminated": True, "signum": None, "expired": False}
         self._send(kind, uuid=lease.job_id, **more)
+
+    def _has_room(self) -> bool:
+        """A job more is shown this second; others only count."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._begun = second, 0
+        self._begun += 1
+        return self._begun <= MOST_A_SECOND
 
     def close(self) -> None:
         """Takes the node off Flower's list if the broker can be told within a moment."""
@@ -126,7 +139,11 @@ class CeleryEvents:
                     dispatcher.send(kind, **fields)
 
     def _node(self) -> dict[str, Any]:
-        loads = {"active": self._active, "processed": self._processed, "loadavg": os.getloadavg()}
+        loads = {
+            "active": self._active,
+            "processed": self._processed,
+            "loadavg": [round(load, 2) for load in os.getloadavg()],
+        }
         return {
             **loads,
             "freq": BEAT_S,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from broker.batch_record import BatchView, Mode, part_path
 from broker.batch_scripts import Cut, Tally
 from broker.errors import RedisAway, UnknownFile
+from broker.feedback import floors
 from broker.files import file_path
 from broker.fleet import known_pools
 from broker.job import Status
@@ -122,7 +123,11 @@ class SliceRun:
         """Raises UnknownFile if the input was deleted meanwhile."""
         spec, means = self._batch.spec, self._means
         rules = LineRules(
-            spec.endpoint, means.config, frozenset(await known_pools(means.pipe)), frozenset(spec.pools)
+            spec.endpoint,
+            means.config,
+            frozenset(await known_pools(means.pipe)),
+            frozenset(spec.pools),
+            await floors(means.pipe),
         )
         repeats = frozenset(cut.duplicates)
         chunks = means.files.storage.read(file_path(spec.input_file_id), start=cut.start, end=cut.end)
@@ -140,7 +145,7 @@ class SliceRun:
             job_id = line_job_id(self._batch.batch_id, line.number, pool="none")
             stopped = self._keeper.mode is Mode.CANCEL
             return Result(None) if stopped else Result(flawed(request, job_id))
-        job_id = line_job_id(self._batch.batch_id, line.number, pool=request.pool, shards=self._shards)
+        job_id = line_job_id(self._batch.batch_id, line.number, pool=request.aim.pool, shards=self._shards)
         return self._judge(await self._asker.ask(job_id, request), request, job_id=job_id)
 
     def _judge(self, answer: Answer, request: Request, *, job_id: str) -> Result:

@@ -5,7 +5,7 @@ file; it never stops the others.
 """
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,8 @@ from broker import request_checks
 from broker.config import Config
 from broker.errors import InvalidJob
 from broker.job import derived_job_id
-from broker.placement import place
 from broker.shards import Shards
-from predictor.router import shared_router
+from workers.batch.aim import Aim, aim
 
 MAX_LINE_BYTES = 4 << 20
 MAX_CUSTOM_ID = 512
@@ -43,7 +42,7 @@ class Request:
     """A line that can be asked. `body`: for the engine; `document` is the same, parsed."""
 
     custom_id: str
-    pool: str
+    aim: Aim
     document: dict[str, Any]
     body: bytes = field(repr=False)
 
@@ -107,6 +106,7 @@ class LineRules:
     config: Config
     pools: frozenset[str] = frozenset()  # those that workers have announced, beyond the configuration
     only: frozenset[str] = frozenset()  # that the key may use with which the batch was made; none: all
+    floors: Mapping[str, float] = field(default_factory=dict)  # that feedback has taught
 
     def check(self, line: Line, *, repeated: bool) -> Request | Flaw:
         """`repeated`: an earlier line has the same custom_id."""
@@ -142,8 +142,8 @@ class LineRules:
             request_checks.check(body, self.endpoint)
         except InvalidJob as error:
             return Flaw(error.code, f"line {number}: {error}", custom_id)
-        pool = self._pool(model, body)
-        if pool is None:
+        target = self._aim(model, body)
+        if target is None:
             routes = {route.name for route in self.config.routes}
             names = ", ".join(
                 sorted(
@@ -152,26 +152,22 @@ class LineRules:
             )
             message = f"the model {model[:80]!r} does not exist; use {names}"
             return Flaw("model_not_found", message, custom_id)
-        if self.only and pool not in self.only and model not in self.only:
+        if self.only and model not in self.only and not target.pools <= self.only:
             return Flaw("insufficient_scope", f"the batch's API key may not use {model[:80]!r}", custom_id)
         wanted = {name: value for name, value in body.items() if name not in NOT_FOR_ENGINES}
         try:
-            return Request(custom_id, pool, wanted, orjson.dumps(wanted))
+            return Request(custom_id, target, wanted, orjson.dumps(wanted))
         except orjson.JSONEncodeError:  # it reads what it would not write: more than 254 levels
             return Flaw("invalid_body", "body nests too deep", custom_id)
 
-    def _pool(self, model: str, body: dict[str, Any]) -> str | None:
-        """A route's choice is by the prompt alone, so that a line that is asked again goes where it went."""
+    def _aim(self, model: str, body: dict[str, Any]) -> Aim | None:
         route = self.config.route(model)
         if route is not None:
-            if self.endpoint == request_checks.EMBEDDINGS:
-                return route.small
-            router = shared_router()
-            return place(router.rule(route), router.look(body)).pool
+            return aim(route, body, endpoint=self.endpoint, floors=self.floors)
         found = self.config.find(model)
         if found is not None:
-            return found.pool
-        return model if model in self.pools else None
+            return Aim(found.pool)
+        return Aim(model) if model in self.pools else None
 
 
 def line_job_id(batch_id: str, number: int, *, pool: str, shards: Shards = UNSPLIT) -> str:

@@ -32,6 +32,7 @@ from predictor.model_store import ModelStore
 log = logging.getLogger("headway.batch")
 T = TypeVar("T")
 RETRY_S = 0.5
+HOLD_S = 60.0  # no job is held for longer (api/jobs.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,21 @@ class Means:
     estimator: Estimator
     stopping: asyncio.Event
     learning: "asyncio.Task[None] | None" = None  # keeps the estimator up to date
+
+
+async def let_in(means: Means, job_id: str) -> bool:
+    """Lets a single job out of its hold: as soon as Redis is back if it is away, rather than when the hold ends. False: it was not held.
+
+    Raises RedisAway when the hold is over, or the process stops.
+    """
+    until = time.monotonic() + HOLD_S
+    while True:
+        try:
+            return await means.producer.feed(job_id)
+        except RedisAway:
+            if means.stopping.is_set() or time.monotonic() > until:
+                raise
+            await asyncio.sleep(RETRY_S)
 
 
 async def open_means(settings: Settings, config: Config) -> Means:

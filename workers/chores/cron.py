@@ -8,6 +8,7 @@ from rq.serializers import JSONSerializer
 from workers.chores import jobs
 
 QUEUE = "chores"
+SLOW_QUEUE = "slow-chores"  # for these no callback waits
 # rq 3.0's scheduler has no serializer of its own (`rq cron --serializer` is taken and ignored), so it would write pickle
 cron.Queue = partial(Queue, serializer=JSONSerializer)  # type: ignore[attr-defined,assignment]
 
@@ -18,8 +19,7 @@ register(jobs.sweep_batches, interval=10, ttl=20, job_timeout=60, name="sweep")
 register(jobs.call_back, interval=5, ttl=10, job_timeout=60, name="callbacks")
 register(jobs.expire_files, interval=600, ttl=600, job_timeout=300, name="files")
 register(jobs.expire_batches, interval=600, ttl=600, job_timeout=300, name="batches")
-register(
-    jobs.retrain, interval=300, ttl=300, job_timeout=1800, name="retrain"
-)  # which looks whether it is time
+# retraining looks whether it is time
+register(jobs.retrain, interval=300, ttl=300, job_timeout=1800, name="retrain", queue_name=SLOW_QUEUE)
 register(jobs.learn_floors, interval=300, ttl=300, job_timeout=60, name="floors")
 register(jobs.forget_pools, interval=600, ttl=600, job_timeout=60, name="pools")

@@ -1,10 +1,11 @@
-"""The chores' program: an RQ worker that runs them in its own process, and beside it the schedule that queues them.
+"""The chores' program: an RQ worker that runs them in its own process, a second one for the slow ones in a thread, and beside
+them the schedule that queues them.
 
     python -m workers.chores.main
 
 The same as two programs, for those who run RQ their own way:
 
-    rq worker -u URL -S json -w rq.SimpleWorker chores
+    rq worker -u URL -S json -w rq.SimpleWorker chores slow-chores
     rq cron -u URL workers.chores.cron
 
 Idle it blocks in Redis, and queues the sweeper every ten seconds. SIGTERM ends it after the chore that runs.
@@ -13,6 +14,7 @@ Idle it blocks in Redis, and queues the sweeper every ten seconds. SIGTERM ends 
 import logging
 import sys
 import threading
+import time
 
 import redis
 from redis.exceptions import RedisError
@@ -20,7 +22,9 @@ from redis.sentinel import Sentinel
 from rq import Queue, SimpleWorker
 from rq.cron import CronScheduler
 from rq.serializers import JSONSerializer
+from rq.timeouts import TimerDeathPenalty
 
+from broker import logs
 from broker.errors import ConfigError
 from broker.settings import Settings, load_settings
 from broker.topology import parse
@@ -66,6 +70,30 @@ class Schedule:
             self._scheduler.register_death()
 
 
+class SlowWorker(SimpleWorker):
+    """Runs in a thread, and is cut off when the process ends: a training begins anew."""
+
+    death_penalty_class = TimerDeathPenalty
+
+    def _install_signal_handlers(self) -> None:
+        """Signals are the other worker's."""
+
+
+def work_slowly(url: str) -> None:
+    """For ever."""
+    while True:
+        try:
+            worker_of(SlowWorker, open_redis(url), queue=cron.SLOW_QUEUE).work(logging_level="WARNING")
+        except (RedisError, OSError) as error:
+            log.warning("slow chores wait for Redis: %s", error)
+        time.sleep(RETRY_S)
+
+
+def worker_of(kind: type[SimpleWorker], connection: redis.Redis, *, queue: str) -> SimpleWorker:
+    queues = [Queue(queue, connection=connection, serializer=JSONSerializer)]
+    return kind(queues, connection=connection, serializer=JSONSerializer)
+
+
 def open_redis(url: str) -> redis.Redis:
     """Of a single server or a Sentinel group. Raises ConfigError."""
     topology = parse(url)
@@ -83,11 +111,10 @@ def open_redis(url: str) -> redis.Redis:
 
 def serve(settings: Settings) -> None:
     """Until a signal."""
-    connection = open_redis(settings.chores_url)
-    queue = Queue(cron.QUEUE, connection=connection, serializer=JSONSerializer)
-    worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
+    worker = worker_of(SimpleWorker, open_redis(settings.chores_url), queue=cron.QUEUE)
     schedule = Schedule(settings.chores_url)
     schedule.start()
+    threading.Thread(target=work_slowly, args=(settings.chores_url,), name="slow", daemon=True).start()
     try:
         worker.work(logging_level="WARNING")
     finally:
@@ -101,9 +128,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"headway chores: {error}", file=sys.stderr)  # noqa: T201 - a program's last words
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(settings, "chores")
     logging.getLogger("rq").setLevel(logging.WARNING)  # it reports every run
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it reports every address that is called
     serve(settings)

@@ -83,11 +83,11 @@ class Exchange:
         self._reading_since: float | None = None
         self._watchdog: asyncio.TimerHandle | None = None
 
-    async def open(self, url: str, body: bytes) -> None:
-        """Raises EngineUnavailable, EngineBusy, EngineRejected, EngineTimeout or EngineAborted."""
+    async def open(self, url: str, body: bytes, *, headers: dict[str, str]) -> None:
+        """`headers`: beside the session's. Raises EngineUnavailable, EngineBusy, EngineRejected, EngineTimeout or EngineAborted."""
         try:
             async with asyncio.timeout_at(self._deadline) as self._phase:
-                self._response = await self._post(url, body)
+                self._response = await self._post(url, body, headers=headers)
                 if self._response.status != 200:
                     raise await self._fault(self._response)
         except aiohttp.ServerTimeoutError as error:
@@ -150,20 +150,22 @@ class Exchange:
         self._close_connection()
         self._response = None
 
-    async def _post(self, url: str, body: bytes) -> aiohttp.ClientResponse:
-        """Once more if a kept connection turned out to be closed: the server may have dropped it as we wrote.
+    async def _post(self, url: str, body: bytes, *, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        """Again for as long as a kept connection turns out to be closed: the server may have dropped some, even as we wrote.
 
         Never after a fresh one: a request that kills its engine must not be sent again by anybody but the queue.
         """
-        sent = Sent()
-        try:
-            return await self._session.post(url, data=body, allow_redirects=False, trace_request_ctx=sent)
-        except aiohttp.ClientConnectorError:
-            raise
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if not sent.on_kept_connection:
+        while True:
+            sent = Sent()
+            try:
+                return await self._session.post(
+                    url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=sent
+                )
+            except aiohttp.ClientConnectorError:
                 raise
-            return await self._session.post(url, data=body, allow_redirects=False)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not sent.on_kept_connection:
+                    raise
 
     async def _fault(self, response: aiohttp.ClientResponse) -> EngineError:
         body = b""

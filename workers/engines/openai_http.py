@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 
 from broker.errors import ConfigError
+from broker.tracing import headers_of
 from workers.engine import (
     Delta,
     EngineCall,
@@ -178,7 +179,7 @@ class OpenAIEngine:
             without = frozenset(self._shape.refused)
             try:
                 body = self._shape.body_of(call, stream=stream, request_id=request_id)
-                await exchange.open(self._base_url + call.endpoint, body)
+                await exchange.open(self._base_url + call.endpoint, body, headers=headers_of(call.trace))
             except EngineRejected as error:
                 self._close(call, exchange)
                 blamed = self._shape.to_blame(call, error, without=without)

@@ -30,6 +30,19 @@ def _special(block: bytes) -> bool:
     return hint and _SPECIAL.search(block) is not None
 
 
+def _whole(payloads: bytes, newlines: int = 0) -> bool:
+    """Whether each looks like a JSON object in UTF-8: what was cut off or garbled on its way does not. Whatever else is sent is parsed."""
+    if payloads[:1] != b"{" or payloads[-1:] != b"}" or payloads.count(b"}\n{") != newlines:
+        return False
+    if payloads.isascii():
+        return True
+    try:
+        payloads.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class StreamParser:
     """Of one stream. `failure` is what the engine reported after all that `feed` has returned.
 
@@ -72,7 +85,7 @@ class StreamParser:
         joined = block[6:].replace(b"\n\ndata: ", b"\n")
         newlines = joined.count(b"\n")
         plain = block.startswith(b"data: ") and block.count(b"\n") == 2 * newlines
-        if plain and not _special(joined):
+        if plain and _whole(joined, newlines) and not _special(joined):
             self._note_finish(joined)
             return Delta(joined, newlines + 1)
         payloads = self._sift(joined.split(b"\n") if plain else _payloads(block))
@@ -93,7 +106,7 @@ class StreamParser:
             if payload == DONE:
                 self.done = True
                 return kept + self._held_usage()
-            if not _special(payload) or self._passes(payload):
+            if (_whole(payload) and not _special(payload)) or self._passes(payload):
                 kept.append(payload)
             if self.failure is not None:
                 break

@@ -166,3 +166,12 @@ def test_what_is_typed_as_an_id_stays_one_segment(typed: str, sent: str) -> None
 def test_no_id_is_refused() -> None:
     with pytest.raises(RequestRefused, match="id"):
         segment("")
+
+
+def test_usage_is_asked_for_by_its_days_and_groups_and_csv_is_printed_as_it_comes(
+    server: type[StandIn],
+) -> None:
+    server.script["GET /v1/usage"] = (200, b"tenant,requests\r\nacme,3\r\n")
+    printed = run("usage", "--csv", "--from", "2026-11-01", "--to", "2026-11-02", "--by", "tenant")
+    assert printed.splitlines() == ["tenant,requests", "acme,3"]
+    assert server.asked[-1][1] == "/v1/usage?from=2026-11-01&to=2026-11-02&by=tenant&format=csv"

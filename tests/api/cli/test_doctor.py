@@ -7,14 +7,26 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from api.cli.doctor import check_disk, check_home, check_keys, check_redis, durability, examine, memory
+from api.cli.doctor import (
+    check_disk,
+    check_home,
+    check_keys,
+    check_open_address,
+    check_redis,
+    durability,
+    examine,
+    memory,
+)
 from api.cli.doctor_pools import check_pools
 from api.cli.finding import Finding
 from api.cli.home import Home, Identity
 from api.cli.listener import listen, url_of
+from broker.api_keys import KeyStore
 from broker.config import Config, ModelConfig
+from broker.connection import Pipe
+from broker.limits import Quota
 from broker.settings import Settings
-from broker.tenants import TenantConfig
+from broker.tenants import Access, TenantConfig
 
 
 def levels(findings: list[Finding]) -> list[str]:
@@ -56,6 +68,16 @@ def test_a_tenants_variable_without_a_key_fails_and_is_named(monkeypatch: pytest
     assert (finding.level, "ACME_KEY" in finding.text) == ("fail", True)
     monkeypatch.setenv("ACME_KEY", "k")
     assert not list(check_keys(Settings(), config))
+
+
+async def test_an_open_address_fails_until_there_is_a_key_also_in_redis(redis_url: str) -> None:
+    settings = Settings(redis_url=redis_url, host="0.0.0.0")
+    [finding] = await check_open_address(settings, Config())
+    assert (finding.level, "headway keys create" in finding.text) == ("fail", True)
+    pipe = Pipe(redis_url)
+    await KeyStore(pipe).create("acme", name="ci", access=Access(), quota=Quota())
+    await pipe.close()
+    assert await check_open_address(settings, Config()) == []
 
 
 async def test_a_pool_without_a_worker_fails_and_names_the_command(redis_url: str, tmp_path: Path) -> None:

@@ -132,6 +132,16 @@ async def test_a_foreign_redis_that_evicts_is_refused_and_nothing_is_left_runnin
     assert not (tmp_path / "up.json").exists()
 
 
+async def test_an_open_address_without_keys_is_refused_before_the_api_is_started(
+    tmp_path: Path, redis_url: str
+) -> None:
+    with pytest.raises(ConfigError, match="headway keys create"):
+        async with running(tmp_path, [], redis_url=redis_url, host="0.0.0.0"):
+            pass
+    assert not (tmp_path / "up.json").exists()
+    assert not list((tmp_path / "logs").glob("api*"))
+
+
 async def test_a_foreign_redis_is_used_and_left_running(tmp_path: Path, redis_url: str) -> None:
     async with running(tmp_path, [], redis_url=redis_url) as document:
         assert [part["kind"] for part in document["parts"]] == ["celery", "api"]

@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import orjson
 import pytest
 import redis
 
-from broker.batch_record import BatchSpec, BatchView
-from broker.job import Forecast, Lease, ServiceClass, Submission, new_job_id
+from broker.batch_record import BatchSpec, BatchStatus, BatchView
+from broker.job import Forecast, Lease, ServiceClass, Status, Submission, new_job_id
 from broker.scripts import Ending
 from broker.settings import Settings
 from tests.conditions import wait_until
@@ -102,14 +104,25 @@ async def create(means: Means, count: int) -> BatchView:
     return await means.batches.create(BatchSpec(await upload(means, request_lines(count)), ENDPOINT))
 
 
-def send(settings: Settings, name: str, *ids: str) -> None:
+@contextlib.contextmanager
+def celery_app(settings: Settings) -> Iterator[Any]:
     from celery import Celery
 
     from broker.celery_options import celery_options
 
     with Celery("test", set_as_current=False) as app:
         app.conf.update(celery_options(settings.celery_url))
-        app.send_task(name, args=ids)
+        yield app
+
+
+def send(settings: Settings, name: str, *ids: str, task_id: str | None = None) -> None:
+    with celery_app(settings) as app:
+        app.send_task(name, args=ids, task_id=task_id)
+
+
+def revoke(settings: Settings, *task_ids: str) -> None:
+    with celery_app(settings) as app:
+        app.control.revoke(list(task_ids), terminate=True)
 
 
 async def test_batches_and_single_jobs_go_through_celery(
@@ -147,7 +160,22 @@ async def test_batches_and_single_jobs_go_through_celery(
     assert "'10/10 lines, 0 failed'" in results
     sent = {event["name"]: event["args"] for event in events.of("task-received")}
     assert sent["headway.feed"] == f"('{held.job_id}',)"
+    await revoked_work_is_cancelled(settings, means, replace(held, job_id=new_job_id("small")))
     assert await celery.stop() == 0
+
+
+async def revoked_work_is_cancelled(settings: Settings, means: Means, job: Submission) -> None:
+    """As Flower does it: a job by its id, and a batch by a task of it that Celery has not begun."""
+    batch = await create(means, 5)
+    await means.producer.submit(job)
+    revoke(settings, job.job_id, "a-plan")
+
+    async def cancelled() -> bool:
+        return (await means.producer.get(job.job_id)).status is Status.CANCELLED
+
+    await wait_until(cancelled, what="the job is cancelled")
+    send(settings, "headway.plan", batch.batch_id, task_id="a-plan")
+    assert (await ended(means, batch.batch_id)).batch.status is BatchStatus.CANCELLED
 
 
 async def test_kill_9_in_the_middle_of_a_slice_answers_every_line_once(

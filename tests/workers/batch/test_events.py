@@ -14,7 +14,7 @@ from celery.events.state import State
 from broker.job import Lease, ServiceClass, new_job_id
 from broker.settings import Settings
 from tests.conditions import wait_until_sync
-from workers.batch.events import MAX_QUEUED, CeleryEvents
+from workers.batch.events import MAX_QUEUED, MOST_A_SECOND, CeleryEvents
 
 
 def lease(service_class: ServiceClass = ServiceClass.P2, *, body: bytes = b'{"prompt":"secret"}') -> Lease:
@@ -109,9 +109,24 @@ def test_interactive_jobs_count_but_are_no_tasks(events: CeleryEvents, listener:
     assert (node.active, node.processed) == (1, 1)
 
 
-def test_nothing_blocks_or_grows_while_the_broker_is_away() -> None:
+def test_nothing_blocks_or_grows_while_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.batch.events.MOST_A_SECOND", MAX_QUEUED)
     events = CeleryEvents(Settings(celery_url="redis://127.0.0.1:1/0"), pool="small", worker_id="w1")
     for _ in range(MAX_QUEUED):
         events.started(lease())
     assert events.dropped == MAX_QUEUED
     events.close()
+
+
+def test_a_flood_of_jobs_is_counted_whole_and_shown_in_part(events: CeleryEvents, listener: Listener) -> None:
+    many = 10 * MOST_A_SECOND
+    for job in [lease() for _ in range(many)]:
+        events.started(job)
+        events.ended(job, "succeeded", run_s=0.1)
+    wait_until_sync(lambda: [*listener.states().values()].count("SUCCESS") >= MOST_A_SECOND)
+    events.close()
+    node = listener.state.workers["engine@small-w1"]
+    wait_until_sync(lambda: listener.tasks() and not node.alive, what="the node goes offline")
+    assert node.processed == many
+    assert MOST_A_SECOND <= len(listener.tasks()) <= 3 * MOST_A_SECOND
+    assert set(listener.states().values()) == {"SUCCESS"}

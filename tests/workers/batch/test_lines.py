@@ -84,7 +84,8 @@ def test_a_route_sends_a_line_where_its_target_says(share: float, pool: str) -> 
     data = orjson.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
     request = LineRules(CHAT, config).check(Line(1, 0, len(data), data), repeated=False)
     assert isinstance(request, Request)
-    assert request.pool == pool
+    assert request.aim.pool == pool
+    assert request.aim.heir == ("large" if pool == "small" else "")
 
 
 def test_a_line_has_the_same_job_whenever_it_is_asked_again() -> None:

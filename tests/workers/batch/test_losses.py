@@ -7,17 +7,20 @@ import pytest
 
 from broker.batch_record import BatchView
 from broker.batch_scripts import PLAN
-from broker.job import Lease
+from broker.errors import RedisAway
+from broker.job import Forecast, Lease, ServiceClass, Submission
 from broker.scripts import Ending
 from broker.settings import Settings
 from tests.conditions import wait_until
 from tests.workers.batch.rig import (
+    ENDPOINT,
     Bench,
     Engine,
     bench,
     each_once,
     request_lines,
 )
+from workers.batch import means
 from workers.batch.units import NOT_OURS, Progress
 
 
@@ -148,3 +151,30 @@ async def test_a_slice_that_no_worker_gets_through_is_given_up(table: Bench, eng
     outcome = await table.ended(batch)
     assert [line["error"]["code"] for line in outcome.errors] == ["slice_failed"]
     assert (outcome.batch.completed, outcome.batch.failed) == (10, 10)
+
+
+async def test_held_job_is_let_in_as_soon_as_redis_is_back(
+    table: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = table.means.producer
+    held = Submission(
+        "job_" + "0" * 26 + ".small",
+        ServiceClass.P2,
+        ENDPOINT,
+        b"{}",
+        Forecast(1, 1, 1.0),
+        hold_s=means.HOLD_S,
+    )
+    await producer.submit(held)
+    feed, away = producer.feed, itertools.repeat(RedisAway("away"), 2)
+
+    async def sometimes(job_id: str) -> bool:
+        for error in away:
+            raise error
+        return await feed(job_id)
+
+    monkeypatch.setattr(producer, "feed", sometimes)
+    monkeypatch.setattr(means, "RETRY_S", 0.01)
+    assert await means.let_in(table.means, held.job_id)
+    assert not await means.let_in(table.means, held.job_id)
+    await producer.cancel(held.job_id)

@@ -1,11 +1,12 @@
 """The training chore, as RQ's own worker runs it, on outcomes in a real Redis."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 import redis
-from rq import Queue, SimpleWorker
+from rq import Queue
 from rq.serializers import JSONSerializer
 
 from broker import fleet, learning
@@ -14,6 +15,7 @@ from broker.settings import Settings
 from predictor.model_store import ModelStore
 from tests.predictor.tenants import outcomes
 from workers.chores import cron, jobs
+from workers.chores.main import SlowWorker, worker_of
 
 HABITS = (30.0, 90.0, 250.0, 700.0)
 
@@ -40,13 +42,14 @@ def serve(url: str, n: int, *, seed: int = 0) -> None:
 
 
 def work(url: str) -> int:
-    """Queues the chore and has RQ's worker run it; its result."""
+    """Queues the chore and has the slow chores' worker run it, in a thread as ever; its result."""
     with redis.Redis.from_url(url) as connection:
-        queue = Queue(cron.QUEUE, connection=connection, serializer=JSONSerializer)
+        queue = Queue(cron.SLOW_QUEUE, connection=connection, serializer=JSONSerializer)
         job = queue.enqueue(jobs.retrain, result_ttl=60, failure_ttl=60)
-        SimpleWorker([queue], connection=connection, serializer=JSONSerializer).work(
-            burst=True, logging_level="WARNING"
-        )
+        worker = worker_of(SlowWorker, connection, queue=cron.SLOW_QUEUE)
+        thread = threading.Thread(target=lambda: worker.work(burst=True, logging_level="WARNING"))
+        thread.start()
+        thread.join()
         job.refresh()  # type: ignore[no-untyped-call]
         assert job.is_finished, job.exc_info
         return int(job.return_value() or 0)

@@ -39,7 +39,7 @@ async def test_abort_as_the_answer_begins_is_not_lost() -> None:
     exchange = session.exchange = Exchange(
         cast("aiohttp.ClientSession", session), HttpOptions(), dialect=DIALECTS["openai"], stream=True
     )
-    await exchange.open("http://127.0.0.1:1/v1/completions", b"{}")
+    await exchange.open("http://127.0.0.1:1/v1/completions", b"{}", headers={})
     assert session.response.closed
     with pytest.raises(EngineAborted):
         await exchange.read()

@@ -224,22 +224,26 @@ async def test_aborting_an_unknown_job_does_nothing(serve: Serve) -> None:
     await (await serve(Script().answer)).abort("nobody")
 
 
-async def test_a_kept_connection_that_the_server_closed_is_replaced(serve: Serve) -> None:
+async def test_kept_connections_that_the_server_closes_are_replaced_however_many(serve: Serve) -> None:
     seen: list[object] = []
+    all_open = asyncio.Barrier(3)
 
     async def handler(request: web.Request) -> web.StreamResponse:
         await request.read()
         assert request.transport is not None
         seen.append(request.transport.get_extra_info("peername"))
-        if len(seen) == 2:
+        if len(seen) <= 3:
+            await all_open.wait()
+        elif len(seen) <= 6:
             request.transport.close()
         return web.json_response(ANSWER)
 
     engine = await serve(handler)
-    for _ in range(2):
-        await collect(engine, chat(stream=False))
-    assert len(seen) == 3
-    assert seen[0] == seen[1] != seen[2]
+    await asyncio.gather(*(collect(engine, chat(f"job {n}", stream=False)) for n in range(3)))
+    await collect(engine, chat(stream=False))
+    assert len(seen) == 7
+    assert set(seen[:3]) == set(seen[3:6])
+    assert seen[6] not in seen[:6]
 
 
 async def _drain(engine: OpenAIEngine, *, stream: bool) -> None:

@@ -159,6 +159,21 @@ def test_any_other_error_event_means_broken(error: bytes) -> None:
     assert isinstance(parser.failure, EngineBroken)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"choices": [{"delta": {"content": "\xff\xfe',
+        b'{"choices": [{"delta": {"content": "\xff"}}]}',
+        b'{"choices": [',
+        b"<html>",
+    ],
+)
+def test_garbage_after_a_good_chunk_is_the_engines_fault_and_reaches_nobody(event: bytes) -> None:
+    parser = StreamParser()
+    assert parser.feed(wire(chunk("a"), event, chunk("b"))) == Delta(chunk("a"), 1)
+    assert isinstance(parser.failure, EngineBroken)
+
+
 def test_an_event_without_end_is_broken_before_it_fills_the_memory() -> None:
     parser = StreamParser()
     parser.feed(b"data: ")

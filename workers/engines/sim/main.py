@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import get_args
 
 import orjson
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--output-tokens", type=int, default=200, help="mean length of answers that end by themselves"
     )
+    found.add_argument("--request-log", type=Path, metavar="FILE", help="gets ids of answers, no text")
     engine = found.add_argument_group("engine")
     engine.add_argument("--kv-tokens", type=int, help="default: what fits into the GPU's memory")
     engine.add_argument("--max-model-len", type=int, default=8192)
@@ -96,7 +98,7 @@ def build(args: argparse.Namespace) -> Server:
     )
     runner = Runner(Replica(limits, hardware), speed=args.speed, slow_factor=failures.slow_factor)
     model = Model(args.model, limits, args.output_tokens, args.seed)
-    return Server(runner, model, failures=failures)
+    return Server(runner, model, failures=failures, request_log=args.request_log)
 
 
 async def serve(server: Server, args: argparse.Namespace) -> None:

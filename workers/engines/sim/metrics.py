@@ -1,7 +1,7 @@
 """`/metrics` as vLLM's v1 engine has it: the same families, types and labels, read from the replica when asked.
 
 Source: vLLM's `vllm/v1/metrics/loggers.py` and docs/design/metrics.md. Families that the simulation has nothing to say on
-(queue and prefill time, LoRA, multi-modal, speculative decoding) are absent.
+(queue and prefill time, LoRA, multi-modal, speculative decoding) are absent. One is its own: how long it was busy.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from workers.engines.sim.replica import Replica, StepResult
+from workers.engines.sim.realtime import Runner
+from workers.engines.sim.replica import StepResult
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -33,8 +34,9 @@ REQUEST_TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 class ReplicaState(Collector):
     """Gauges and counters of the replica as it is now."""
 
-    def __init__(self, replica: Replica, model: str) -> None:
-        self._replica = replica
+    def __init__(self, runner: Runner, model: str) -> None:
+        self._runner = runner
+        self._replica = runner.replica
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
@@ -59,6 +61,9 @@ class ReplicaState(Collector):
             family = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             family.add_metric((self._model, ENGINE), value)
             yield family
+        yield CounterMetricFamily(
+            "headway_sim_busy_seconds", "Time with anything to do.", value=self._runner.busy_s
+        )
         yield self._config()
 
     def _gauge(self, name: str, value: float, *, text: str) -> Metric:
@@ -86,9 +91,9 @@ class ReplicaState(Collector):
 class Metrics:
     """`model`: the name that is served. Times are what a client sees: those of the wall, whatever the speed."""
 
-    def __init__(self, replica: Replica, model: str) -> None:
+    def __init__(self, runner: Runner, model: str) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(ReplicaState(replica, model))
+        self._registry.register(ReplicaState(runner, model))
         self._names = (model, ENGINE)
         self.first_token = self._histogram("time_to_first_token_seconds", FIRST_TOKEN_S)
         self.between_tokens = self._histogram("inter_token_latency_seconds", TOKEN_S)

@@ -43,6 +43,14 @@ class Runner:
         self._streams: dict[str, Stream] = {}
         self._work = asyncio.Event()
         self._watchers: list[Callable[[StepResult], None]] = []
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of the wall in which there was anything to do."""
+        now_s = 0.0 if self._busy_since is None else asyncio.get_running_loop().time() - self._busy_since
+        return self._busy_s + now_s
 
     def watch(self, watcher: Callable[[StepResult], None]) -> None:
         """It is called after every step."""
@@ -69,9 +77,10 @@ class Runner:
         due = loop.time()
         while True:
             if not self.replica.busy or self.frozen:
+                self._busy_s, self._busy_since = self.busy_s, None
                 self._work.clear()
                 await self._work.wait()
-                due = loop.time()
+                due = self._busy_since = loop.time()
                 continue
             result = self.replica.step()
             due = max(due + result.seconds * self._pace, loop.time() - MAX_LAG_S)

@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -29,7 +30,9 @@ METRICS_HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 class Server:
-    """`leave`: how the process ends in a crash."""
+    """`leave`: how the process ends in a crash. `request_log`: gets a line of JSON for each request that is begun:
+    `id` of the answer to be, `user` as the request says.
+    """
 
     def __init__(
         self,
@@ -38,13 +41,15 @@ class Server:
         *,
         failures: Failures | None = None,
         leave: Callable[[int], object] = os._exit,
+        request_log: Path | None = None,
     ) -> None:
         self._runner = runner
+        self._log = request_log
         self._model = model
         self._failures = failures or Failures()
         self._leave = leave
         self._number = 0
-        self._metrics = Metrics(runner.replica, model.name)
+        self._metrics = Metrics(runner, model.name)
         runner.watch(self._metrics.step)
 
     def app(self) -> web.Application:
@@ -84,7 +89,8 @@ class Server:
 
     async def _receive(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
-            ask = read(orjson.loads(await request.read()), self._model, chat=chat)
+            body = orjson.loads(await request.read())
+            ask = read(body, self._model, chat=chat)
         except orjson.JSONDecodeError as error:
             return _json(Refused(f"the body is not JSON: {error}").document(), status=400)
         except Refused as error:
@@ -96,13 +102,14 @@ class Server:
         if fault is Fault.BUSY:
             return _failure(503, "the engine is overloaded on purpose")
         try:
-            return await self._answer(request, ask, fault=fault)
+            name = f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}"
+            self._note(id=name, user=body.get("user"))
+            return await self._answer(request, ask, name=name, fault=fault)
         except asyncio.CancelledError:
             self._metrics.ended("abort")
             raise
 
-    async def _answer(self, request: web.Request, ask: Ask, *, fault: Fault) -> web.StreamResponse:
-        name = f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}"
+    async def _answer(self, request: web.Request, ask: Ask, *, name: str, fault: Fault) -> web.StreamResponse:
         header = Header(name, int(time.time()), self._model.name)
         call = Call(ask, header, fault, self._failures.wrong_usage, self._strike)
         requests = [
@@ -119,6 +126,12 @@ class Server:
                 await response.write(events)
             await response.write_eof()
             return response
+
+    def _note(self, **line: Any) -> None:
+        """On disk before the first token, for the engine may be killed."""
+        if self._log is not None:
+            with self._log.open("ab") as file:
+                file.write(orjson.dumps(line) + b"\n")
 
     def _strike(self, fault: Fault) -> None:
         if fault is Fault.FREEZE:

@@ -49,11 +49,17 @@ def test_it_says_where_it_serves_and_ends_on_sigterm_though_streams_are_open(pro
         assert process.wait(timeout=20) == 0
 
 
-def test_a_crash_ends_the_process_in_the_middle_of_a_stream(program: Program) -> None:
-    process, ready = program("--crash-after", "1")
+def test_a_crash_ends_the_process_in_the_middle_of_a_stream_and_its_request_is_in_the_log(
+    program: Program, tmp_path: Path
+) -> None:
+    log = tmp_path / "requests.jsonl"
+    process, ready = program("--crash-after", "1", "--request-log", str(log))
+    body = {"prompt": "x", "max_tokens": 900, "stream": True, "user": "me"}
     with pytest.raises(httpx.RemoteProtocolError):
-        httpx.post(f"{ready['url']}/v1/completions", json={"prompt": "x", "max_tokens": 900, "stream": True})
+        httpx.post(f"{ready['url']}/v1/completions", json=body)
     assert process.wait(timeout=20) == 70
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert (line["user"], line["id"].partition("-")[0], set(line)) == ("me", "cmpl", {"id", "user"})
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,7 @@ async def test_health_models_and_metrics_are_vllms(start: Start) -> None:
         "vllm:iteration_tokens_total_sum{}": 85,
     }
     assert {name: samples[name] for name in expected} == expected
+    assert 0 < samples["headway_sim_busy_seconds_total"] < 60
     (config,) = [name for name in samples if name.startswith("vllm:cache_config_info")]
     assert 'block_size="16"' in config
     assert 'num_gpu_blocks="256"' in config
