@@ -151,7 +151,7 @@ def compare(target: Target, prefix: str) -> list[Figure]:
 
 def live(*, quick: bool) -> list[Figure]:
     gpu = "llama-3.1-8b-bf16@1xh100"
-    slots, jobs = (16, 64) if quick else (32, 640)
-    model = Target(f"simulated {gpu}", slots, jobs, 300, 144, 400 if quick else 1000, simulated=gpu)
-    real = Target("llama.cpp (SmolLM2-135M, CPU)", 8, 16 if quick else 160, 30, 24, 64 if quick else 128)
+    slots, jobs = (16, 48) if quick else (32, 640)
+    model = Target(f"simulated {gpu}", slots, jobs, 300, 144, 300 if quick else 1000, simulated=gpu)
+    real = Target("llama.cpp (SmolLM2-135M, CPU)", 8, 16 if quick else 160, 30, 24, 48 if quick else 128)
     return [*compare(model, ""), *compare(real, "llamacpp_")]

@@ -16,6 +16,7 @@ from predictor.prefix import prefix_chain
 ENGINE = Target("llama.cpp (SmolLM2-135M, CPU)", 4, 0, 0, 0, 0)
 SYSTEM_WORDS = 600  # some 1,750 tokens
 SYSTEMS = 2
+QUESTIONS = 12
 
 
 def chat(n: int, *, located: bool) -> Submission:
@@ -51,12 +52,11 @@ async def saved_share(questions: int, *, located: bool) -> tuple[float, int]:
     return sum(view.usage["cached_tokens"] for view in views) / asked, asked // len(views)
 
 
-def llamacpp_prefix(*, quick: bool) -> list[Figure]:
-    questions = 12 if quick else 40
-    saved, tokens = asyncio.run(saved_share(questions, located=True))
-    without, _ = asyncio.run(saved_share(questions, located=False))
+def llamacpp_prefix() -> list[Figure]:
+    saved, tokens = asyncio.run(saved_share(QUESTIONS, located=True))
+    without, _ = asyncio.run(saved_share(QUESTIONS, located=False))
     setting = (
-        f"real time, 2 workers with {ENGINE.name}, {questions} questions under {SYSTEMS} system prompts, {tokens:,} tokens each;"
-        f" at best {1 - SYSTEMS / questions:.3f}; baseline: the queue does not know prefixes"
+        f"real time, 2 workers with {ENGINE.name}, {QUESTIONS} questions under {SYSTEMS} system prompts, {tokens:,} tokens each;"
+        f" at best {1 - SYSTEMS / QUESTIONS:.3f}; baseline: the queue does not know prefixes"
     )
     return [Figure("prefix.llamacpp_saved_share", saved, "of prompt tokens", without, setting)]

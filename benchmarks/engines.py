@@ -21,9 +21,8 @@ def main() -> None:
     args = parser.parse_args()
     quick: bool = args.quick
     figures = [*live(quick=quick), *kv_cache(quick=quick), *interactive(quick=quick)]
-    figures += llamacpp_prefix(quick=quick)
     if not quick:
-        figures += batching()
+        figures += [*llamacpp_prefix(), *batching()]
     if args.trace is not None:
         figures += prefix(args.trace, quick=quick)
     report(figures, args.json)

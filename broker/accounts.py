@@ -166,11 +166,6 @@ class LastHour:
         return _by_pool((queue, known[queue, minute]) for queue, minute in wanted)
 
 
-async def last_hour(pipe: Pipe, queues: Sequence[str]) -> dict[str, Book]:
-    """By pool, for those who ask once. Raises RedisAway."""
-    return await LastHour(pipe).read(queues)
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """What a tenant used of a pool in one class on one day."""

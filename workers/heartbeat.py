@@ -21,6 +21,7 @@ from broker.thread_link import ThreadLinks
 
 log = logging.getLogger("headway.heartbeat")
 BEATS_PER_LEASE = 3
+BEAT_S = 5.0  # at least so often, however long a lease is: the reaper forgets workers that are silent for a minute
 AGAIN_S = 0.3  # while Redis is away: whose record has expired is not known to live until it beats
 STALLED_S = 60.0  # an event loop that does not turn for so long is hung, not busy: its leases may lapse
 
@@ -42,8 +43,8 @@ class Heartbeat:
         self._away = False  # the last beat did not get through everywhere
         self._worker_id = worker_id
         self._lease_s = lease_s
-        self._timeout_s = lease_s / BEATS_PER_LEASE
-        self._links = ThreadLinks(url, timeout_s=self._timeout_s)
+        self.every_s = min(BEAT_S, lease_s / BEATS_PER_LEASE)  # also what a beat may take
+        self._links = ThreadLinks(url, timeout_s=self.every_s)
         self._held: dict[str, tuple[int, float]] = {}  # job id: token, trusted until (monotonic s)
         self._wishes: dict[str, str] = {}  # queue: what its operator wants of this worker
         self._lock = threading.Lock()
@@ -93,7 +94,7 @@ class Heartbeat:
         self._stop.set()
         self._now.set()
         if self._thread is not None:
-            self._thread.join(self._timeout_s * 2)
+            self._thread.join(self.every_s * 2)
         self._links.close()
 
     def _run(
@@ -111,8 +112,7 @@ class Heartbeat:
                     loop.call_soon_threadsafe(on_wish, wished)
             except RuntimeError:  # the loop has closed
                 return
-            every_s = self._lease_s / BEATS_PER_LEASE
-            self._now.wait(min(AGAIN_S, every_s) if self._away else every_s)
+            self._now.wait(min(AGAIN_S, self.every_s) if self._away else self.every_s)
             self._now.clear()
 
     def _turn(self) -> None:
@@ -173,6 +173,6 @@ class Heartbeat:
 
     def _distrusted(self, job_ids: Iterable[str]) -> list[str]:
         """Leases that would end before the next beat could save them."""
-        horizon = time.monotonic() + self._timeout_s
+        horizon = time.monotonic() + self.every_s
         with self._lock:
             return [job_id for job_id in job_ids if self._held.get(job_id, (0, horizon))[1] < horizon]

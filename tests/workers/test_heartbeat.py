@@ -80,3 +80,12 @@ async def test_lease_is_distrusted_before_it_runs_out_when_redis_is_away(
     await asyncio.to_thread(heartbeat.stop)
     await Producer(pipe).cancel(lease.job_id)
     await pipe.close()
+
+
+async def test_a_long_lease_does_not_make_a_worker_silent_for_longer_than_the_reaper_waits(
+    redis_url: str,
+) -> None:
+    beats = [
+        Heartbeat(redis_url, pool="small", worker_id="w", lease_s=lease_s).every_s for lease_s in (3.0, 600.0)
+    ]
+    assert beats == [1.0, 5.0]
