@@ -1,7 +1,10 @@
 """Whose things are: a tenant finds its own jobs, files and batches. Another's are not there (404), whatever is done to them.
 
-A key with the admin scope also reaches other tenants' failed jobs: dead letters are an operator's business.
+A key with the admin scope also reaches other tenants' failed jobs: dead letters are an operator's business. Of their other jobs it
+reads what happened (the live page's stories), and no text.
 """
+
+from dataclasses import replace
 
 from starlette.types import Scope
 
@@ -32,10 +35,25 @@ def known(job_id: str) -> str:
 async def own_job(services: Services, scope: Scope, *, job_id: str) -> JobView:
     """The job as it is now, without its answer. Raises UnknownJob, RedisAway."""
     job = await services.producer.get(known(job_id), with_result=False)
-    tenant = tenant_of(scope)
-    if job.tenant == tenant.name or (tenant.access.admin and job.status is Status.FAILED):
+    if is_own(job, scope):
         return job
     raise UnknownJob(f"there is no job {job_id} (or its record has expired)")
+
+
+def is_own(job: JobView, scope: Scope) -> bool:
+    tenant = tenant_of(scope)
+    return job.tenant == tenant.name or (tenant.access.admin and job.status is Status.FAILED)
+
+
+async def check_readable(services: Services, scope: Scope, *, job_id: str) -> None:
+    """An operator may read what happened to anybody's job (`readable`). Raises UnknownJob, RedisAway."""
+    if not tenant_of(scope).access.admin:
+        await own_job(services, scope, job_id=job_id)
+
+
+def readable(job: JobView, scope: Scope) -> JobView:
+    """What the caller may read of it: of another's neither its answer nor what its caller noted with it."""
+    return job if is_own(job, scope) else replace(job, result=None, metadata=b"")
 
 
 def own_file(record: FileRecord, scope: Scope) -> FileRecord:

@@ -128,7 +128,8 @@ class FleetCache:
             return model
         names = sorted({*self._names, *self.seen_pools(), *(route.name for route in self.config.routes)})
         shown = ", ".join(names[:NAMED_MODELS]) + (" …" if len(names) > NAMED_MODELS else "")
-        raise UnknownPool(f"there is no model {model[:80]!r}; there are: {shown}")
+        hint = "" if self.config.routes else "; no route is declared (`routes` in headway.yaml)"
+        raise UnknownPool(f"there is no model {model[:80]!r}; there are: {shown}{hint}")
 
     async def pools(self) -> list[str]:
         """Configured pools first, then those that workers have announced."""

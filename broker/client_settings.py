@@ -28,5 +28,5 @@ class ClientSettings(BaseSettings):
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError(
                 f"no Headway runs in {self.home} (there is no up.json): start it with `headway up`, "
-                "or name a running one in HEADWAY_URL"
+                "or name a running one in HEADWAY_URL, or its folder in HEADWAY_HOME"
             ) from None

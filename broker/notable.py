@@ -1,5 +1,5 @@
 """Jobs that somebody will ask about: those that people waited for longest in each minute, and those that failed. Ids and
-figures, never text. Written by workers beside their books, for the live page and `headway top`; a lost entry hurts nobody.
+figures, never text. Written by workers beside their books, and by the reaper (`_note.lua`) for those that died, for the live page and `headway top`; a lost entry hurts nobody.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from broker.policy import DAY_S
 from broker.script import ms
 
 SLOW_KEPT = 3  # of a minute and a queue
-FAILED_KEPT = 20  # of a queue
+FAILED_KEPT = 20  # of a queue; `_note.lua` has it too
 MINUTES = 10  # that are looked at, and how long a minute's are kept
 FAILED_S = DAY_S
 
 
 @dataclass(frozen=True, slots=True)
 class Notable:
-    """`service_class`: P0 to P3; `wait_s`: until it was claimed first; `first_s`: until its first token, or its end
+    """`service_class`: P0 to P3; `wait_s`: until its (last) claim; `first_s`: until its first token, or its end
     where it came as a whole; `ended`: seconds since the epoch (the worker's clock)."""
 
     job_id: str

@@ -34,6 +34,11 @@ FADE = 0.99  # of what was learned, with each job: the last hundred count
 LONG_TOKENS = (
     1024  # of prompts that tell how fast the engine reads: of shorter ones, the way there takes as long
 )
+LAST = (
+    "succeeded",
+    "failed",
+    "lost",
+)  # attempts that end their job; one that is lost was cancelled, nearly always
 NOT_BEGUN = ("busy", "unreachable")  # the engine did not take it
 
 
@@ -95,7 +100,7 @@ class Accounts:
         lease, share_s = seen.lease, 0.0 if outcome in NOT_BEGUN else seen.share_s
         tokens = self._tokens(seen, outcome)
         used = Used(
-            requests=int(lease.attempt == 1 and outcome != "escalated"),
+            requests=int(outcome in LAST),
             attempts=1,
             prompt_tokens=tokens.prompt_tokens,
             output_tokens=tokens.completion_tokens,

@@ -21,7 +21,9 @@ from broker.thread_link import ThreadLinks
 
 log = logging.getLogger("headway.heartbeat")
 BEATS_PER_LEASE = 3
-BEAT_S = 5.0  # at least so often, however long a lease is: the reaper forgets workers that are silent for a minute
+BEAT_S = (
+    5.0  # at least so often, however long a lease is: the reaper forgets workers that are silent for a minute
+)
 AGAIN_S = 0.3  # while Redis is away: whose record has expired is not known to live until it beats
 STALLED_S = 60.0  # an event loop that does not turn for so long is hung, not busy: its leases may lapse
 

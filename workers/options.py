@@ -2,10 +2,11 @@
 
 import argparse
 import logging
+import math
 from dataclasses import dataclass
 from typing import get_args
 
-from broker.config import EMBEDDED, MAX_SPEED, MIN_SPEED, Config, Dialect, check_engine
+from broker.config import EMBEDDED, MAX_SPEED, MIN_SPEED, Config, Dialect, ModelConfig, check_engine
 from broker.errors import ConfigError, InvalidJob
 from broker.job import POOL_NAME, ServiceClass
 from broker.settings import Settings
@@ -69,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--speed", type=float, help="of this GPU, 1.0 is usual: jobs prefer faster ones that have room"
     )
+    parser.add_argument("--gpus", type=int, help="that the engine runs on, for the books (default: 1)")
+    parser.add_argument(
+        "--gpu-hour-usd", type=float, help="dollars for an hour of one GPU (default: no money is booked)"
+    )
     return parser
 
 
@@ -79,12 +84,7 @@ def parse(argv: list[str], config: Config) -> Options:
     queues = tuple(config.shards.queues(pool) for pool in pools)
     if args.shard is not None and not 0 <= args.shard < len(queues[0]):
         raise ConfigError(f"--shard {args.shard}: pool {pools[0]} has {len(queues[0])} in headway.yaml")
-    if args.slots is not None and not 0 < args.slots <= 4096:
-        raise ConfigError(f"--slots {args.slots}: must be between 1 and 4096")
-    if args.kv_tokens is not None and args.kv_tokens < 1:
-        raise ConfigError(f"--kv-tokens {args.kv_tokens}: must be at least 1")
-    if args.speed is not None and not MIN_SPEED <= args.speed <= MAX_SPEED:
-        raise ConfigError(f"--speed {args.speed}: must be between {MIN_SPEED} and {MAX_SPEED}")
+    _check(args)
     known = config.find(pools[0])
     engine = (known.engine if known else EMBEDDED) if args.engine is None else args.engine
     try:
@@ -103,8 +103,30 @@ def parse(argv: list[str], config: Config) -> Options:
         slots=args.slots or (from_file.slots if from_file else None),
         kv_tokens=args.kv_tokens or (from_file.kv_tokens if from_file else None),
         speed=args.speed or (from_file.speed if from_file else 1.0),
-        price=Price(known.gpus, known.gpu_hour_usd) if known else FREE,
+        price=_price(args, known),
         api_key=from_file.api_key.get_secret_value() if from_file and from_file.api_key else None,
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ConfigError."""
+    if args.slots is not None and not 0 < args.slots <= 4096:
+        raise ConfigError(f"--slots {args.slots}: must be between 1 and 4096")
+    if args.kv_tokens is not None and args.kv_tokens < 1:
+        raise ConfigError(f"--kv-tokens {args.kv_tokens}: must be at least 1")
+    if args.speed is not None and not MIN_SPEED <= args.speed <= MAX_SPEED:
+        raise ConfigError(f"--speed {args.speed}: must be between {MIN_SPEED} and {MAX_SPEED}")
+    if args.gpus is not None and args.gpus < 1:
+        raise ConfigError(f"--gpus {args.gpus}: must be at least 1")
+    if args.gpu_hour_usd is not None and not 0 <= args.gpu_hour_usd < math.inf:
+        raise ConfigError(f"--gpu-hour-usd {args.gpu_hour_usd}: must be 0 or more")
+
+
+def _price(args: argparse.Namespace, known: ModelConfig | None) -> Price:
+    """`known`: the pool in headway.yaml, whatever engine it names there."""
+    usual = Price(known.gpus, known.gpu_hour_usd) if known else FREE
+    return Price(
+        args.gpus or usual.gpus, usual.gpu_hour_usd if args.gpu_hour_usd is None else args.gpu_hour_usd
     )
 
 
@@ -130,7 +152,8 @@ def warn_of_unknown_pool(pool: str, config: Config) -> None:
     names = [model.pool for model in config.models]
     if pool not in names:
         log.warning(
-            "pool %s is not in headway.yaml here (it names %s): only requests whose `model` is %s come to it",
+            "pool %s is not in headway.yaml here (it names %s): only requests whose `model` is %s come to it, and "
+            "its GPUs and their price are what --gpus and --gpu-hour-usd say",
             pool,
             ", ".join(names),
             pool,

@@ -82,8 +82,9 @@ def _head(overview: Document, url: str) -> Text:
 
 
 def _cost(bill: Document) -> str:
-    gpu_h = f"{bill['gpu_seconds'] / 3600:.2f} GPU-h"
-    return gpu_h if bill["usd"] is None else f"${bill['usd']:,.2f} for {gpu_h}"
+    gpu_s = bill["gpu_seconds"]
+    gpu = f"{gpu_s:.1f} GPU-s" if gpu_s < 360 else f"{gpu_s / 3600:.2f} GPU-h"
+    return gpu if bill["usd"] is None else f"${bill['usd']:,.{2 if bill['usd'] >= 1 else 4}f} for {gpu}"
 
 
 def _pool(pool: Document) -> Iterator[RenderableType]:

@@ -24,6 +24,7 @@ function seconds(s) {
 
 const share = (x) => (x === null || x === undefined ? "–" : `${Math.round(100 * x)} %`);
 const amount = (n) => n.toLocaleString("en", { maximumFractionDigits: n < 100 ? 1 : 0 });
+const gpuTime = (s) => (s < 360 ? `${amount(s)} GPU-s` : `${amount(s / 3600)} GPU-h`);
 const money = (usd) => `$${usd.toLocaleString("en", { maximumFractionDigits: usd < 1 ? 4 : 2 })}`;
 const sum = (values) => Object.values(values).reduce((a, b) => a + b, 0);
 
@@ -94,8 +95,8 @@ function hour(pool) {
   const part = (of, name) => (of[name] ? `${seconds(of[name].p50)} / ${seconds(of[name].p95)} / ${seconds(of[name].p99)}` : "–");
   const rows = Object.entries(pool.hour).map(([name, of]) => [name, amount(of.jobs), part(of, "wait_s"), part(of, "ttft_s"), part(of, "tpot_s"), part(of, "e2e_s")]);
   if (!rows.length) return make("p", { class: "soft" }, "No job has been claimed in the last hour.");
-  const columns = ["Wait", "First token", "Each token", "To the end"].map((name) => [name, "number"]);
-  return make("div", { class: "scroll" }, table("Percentiles of the last hour by class: median, 95th, 99th", [["Class"], ["Answered", "number"], ...columns], rows));
+  const columns = [["Wait", "number"], ["First token", "number"], ["Each token", "number wide"], ["To the end", "number wide"]];
+  return make("div", { class: "scroll" }, table("Percentiles of the last hour by class: median, 95th, 99th", [["Class"], ["Answered", "number wide"], ...columns], rows));
 }
 
 function balance(pool) {
@@ -136,21 +137,21 @@ function sums(overview) {
     add("Jobs waiting", amount(waiting), urgent ? `oldest ${urgent} ${seconds(oldest(urgent))}` : "nobody waits"),
     add("P0 first token", first.length ? seconds(worst("p50")) : "–", first.length ? `99th percentile ${seconds(worst("p99"))}` : "no stream in the last hour"),
     add("Balance", loads.length ? Math.max(...loads).toFixed(2) : "–", uneven.length ? `uneven: ${uneven.map((pool) => pool.pool).join(", ")}` : "busiest worker over the mean", uneven.length > 0),
-    add("Cost so far", spent.usd === null ? `${amount(spent.gpu_seconds / 3600)} GPU-h` : money(spent.usd), saved(overview.cost)));
+    add("Cost so far", spent.usd === null ? gpuTime(spent.gpu_seconds) : money(spent.usd), saved(overview.cost)));
   return `${ready.length} of ${workers.size} workers ready`;
 }
 
 function saved(cost) {
-  const other = cost.all_large || cost.no_prefix_reuse, what = cost.all_large ? "all on the large pool" : "without prefix reuse";
+  const other = cost.all_large || cost.no_prefix_reuse, what = cost.all_large ? "all on the large pool, as loaded so far" : "without prefix reuse";
   if (!other || !cost.actual.gpu_seconds) return "GPU time of all jobs";
   const [there, here] = cost.actual.usd ? [other.usd, cost.actual.usd] : [other.gpu_seconds, cost.actual.gpu_seconds];
-  return there > here ? `${share(1 - here / there)} saved: ${what}` : `no saving: ${what}`;
+  return there > here ? `${share(1 - here / there)} less than ${what}` : `no less than ${what}`;
 }
 
 function costs(cost) {
   const names = { actual: "As it was", no_prefix_reuse: "Without prefix reuse", all_large: "All on the large pools" };
   const rows = Object.entries(names).filter(([name]) => cost[name]).map(([name, text]) => [text, amount(cost[name].gpu_seconds), cost[name].usd === null ? "no price set" : money(cost[name].usd)]);
-  return table("Cost so far, and what it would have been", [["All jobs since the beginning"], ["GPU-seconds", "number"], ["Money", "number"]], rows);
+  return table("Cost so far, and what it would have been", [["All jobs since the beginning"], ["GPU-seconds", "number wide"], ["Money", "number"]], rows);
 }
 
 function jobs(list) {
@@ -160,7 +161,7 @@ function jobs(list) {
     button.addEventListener("click", () => tell(job.job_id));
     return [button, job.service_class, seconds(job.wait_s), seconds(job.first_s), new Date(1000 * job.ended).toLocaleTimeString()];
   });
-  return table("Jobs", [["Story of"], ["Class"], ["Waited", "number"], ["First token", "number"], ["Ended", "number"]], rows);
+  return table("Jobs", [["Story of"], ["Class"], ["Waited", "number wide"], ["First token", "number"], ["Ended", "number"]], rows);
 }
 
 // Rebuilt only when they change, so that a focused button stays.
@@ -222,6 +223,7 @@ async function follow(signal) {
   const response = await fetch("/v1/overview/events", { headers: authorization(), signal });
   const refused = response.status === 401 || response.status === 403;
   byId("login").classList.toggle("shown", refused);
+  byId("all").hidden = refused;
   if (refused && !key()) return say("An API key is needed");
   if (!response.ok) return say(response.status === 401 ? "This API key is not known here" : (await response.json()).error.message, true);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -11,7 +11,7 @@ from api.describe import describe
 from api.errors import ApiError, invalid
 from api.idempotency import key_of
 from api.metrics.requests import note_place
-from api.ownership import known, own_job, tenant_of
+from api.ownership import check_readable, known, own_job, readable, tenant_of
 from api.rendering import Headers, Json
 from api.services import Services
 from api.submit import Wishes, parse_class
@@ -112,9 +112,9 @@ async def get_job(
 ) -> Json:
     """The job. `wait`: seconds to hold the answer back for its end."""
     services = services_of(request)
-    await own_job(services, request.scope, job_id=job_id)
-    job = await jobs.wait_for_end(services, job_id, wait_s=wait, receive=request.receive)
-    return Json(await describe(services, job))
+    await check_readable(services, request.scope, job_id=job_id)
+    job = await jobs.wait_for_end(services, known(job_id), wait_s=wait, receive=request.receive)
+    return Json(await describe(services, readable(job, request.scope)))
 
 
 @router.delete("/{job_id}")

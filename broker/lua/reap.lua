@@ -20,7 +20,9 @@ local function died(id)
   local count = redis.call('HINCRBY', p .. 'job:' .. id, 'deaths', 1)
   note_attempt(p, id, job, more[2], 'death', '', now)
   deaths = deaths + 1
-  if more[1] == '1' and tonumber(job[4]) > 0 then return settle(p, id, job, 'failed', now, ARGV[6], 0) end
+  local is_seen = more[1] == '1' and tonumber(job[4]) > 0
+  if is_seen or count > tonumber(ARGV[3]) then note_failed(p, id, job, now) end
+  if is_seen then return settle(p, id, job, 'failed', now, ARGV[6], 0) end
   if count > tonumber(ARGV[3]) then return bury(p, id, job, now, ARGV[6], tonumber(ARGV[4])) end
   requeue(p, id, now, 0)
   free_cap(p, job[10], job[11], now)

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from broker.config import Config, ModelConfig
 from broker.settings import Settings
 from broker.tenants import TenantConfig
-from tests.api.harness import ScriptedWorker, Served, chat, serve
+from tests.api.harness import ScriptedWorker, Served, chat, serve, whole_answer
 
 TENANTS = (
     TenantConfig(name="mine", keys=(SecretStr("mine-key"),)),
@@ -37,9 +37,9 @@ async def submit(served: Served, key: str) -> str:
 
 async def test_job_of_another_is_not_there(served: Served) -> None:
     job_id = await submit(served, "mine")
+    assert (await served.http.get(f"/v1/jobs/{job_id}", headers=auth("other"))).status_code == 404
     for key in ("other", "ops"):
         for method, path, body in [
-            ("GET", "", None),
             ("GET", "/events", None),
             ("DELETE", "", None),
             ("POST", "/redrive", None),
@@ -53,6 +53,23 @@ async def test_job_of_another_is_not_there(served: Served) -> None:
     assert await served.status(job_id) == "queued"
     assert (await served.http.get(f"/v1/jobs/{job_id}", headers=auth("mine"))).status_code == 200
     assert (await served.http.delete(f"/v1/jobs/{job_id}", headers=auth("mine"))).status_code == 200
+
+
+async def test_an_operator_reads_what_happened_to_anybodys_job_and_not_what_was_said(
+    served: Served, redis_url: str
+) -> None:
+    body = chat(**{"class": "P1", "metadata": {"note": "private"}})
+    job_id = (await served.http.post("/v1/jobs", json=body, headers=auth("mine"))).json()["id"]
+    worker = await ScriptedWorker.join(redis_url, "small")
+    await worker.finish(await worker.claim(), whole_answer("private"))
+    await worker.close()
+    mine, seen = [
+        (await served.http.get(f"/v1/jobs/{job_id}", headers=auth(key))).json() for key in ("mine", "ops")
+    ]
+    assert mine["metadata"] == {"note": "private"}
+    assert "private" in str(mine["result"])
+    assert "private" not in str(seen)
+    assert (seen["status"], seen["story"], seen["usage"]) == ("succeeded", mine["story"], mine["usage"])
 
 
 async def test_listing_shows_a_tenants_own_also_behind_many_of_others(served: Served) -> None:

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 import broker.reaper
-from broker import scripts
+from broker import notable, scripts
 from broker.connection import Pipe
 from broker.consumer import Chunk, Consumer
 from broker.job import Lease, Status, Submission
@@ -65,6 +65,7 @@ async def test_job_that_kills_its_workers_is_buried_with_its_history(
     assert orjson.loads(shown.error)["code"] == "worker_died"
     ends = [(each.worker, each.ended) for each in await producer.history(lease.job_id)]
     assert ends == [("w1", "death")] * shown.deaths
+    await is_shown_as_failed(worker, lease)
 
 
 async def test_death_after_the_first_byte_fails_what_a_connection_waits_for(
@@ -75,6 +76,15 @@ async def test_death_after_the_first_byte_fails_what_a_connection_waits_for(
     await die(worker, backdoor, lease.job_id)
     assert (await producer.get(lease.job_id)).status is Status.FAILED
     assert await producer.dead(POOL) == []
+    await is_shown_as_failed(worker, lease)
+
+
+async def is_shown_as_failed(worker: Consumer, lease: Lease) -> None:
+    """On the live page: nobody but the reaper can tell of it."""
+    _, [failed] = await notable.recent(worker._pipe, [POOL], most=10)
+    assert (failed.job_id, failed.worker, failed.outcome) == (lease.job_id, "w1", "failed")
+    assert failed.service_class == lease.service_class.name
+    assert 0 <= failed.wait_s <= failed.total_s
 
 
 @pytest.mark.parametrize("state", ["ready", "held", "retrying", "running"])

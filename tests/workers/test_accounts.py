@@ -233,7 +233,7 @@ async def test_a_flush_whose_answer_was_lost_counts_once_and_later_ends_count_to
 
 
 async def test_a_worker_that_begins_anew_counts_from_one_again_under_its_new_name(pipe: Pipe) -> None:
-    """Also: what the killed one had not flushed is gone, and nothing else."""
+    """Also: what the killed one had not flushed is gone, and nothing else: a job that ends in its second attempt is a request."""
     first = booked(pipe, seen=ended(count=2))
     await first.flush()
     first.saw(ended(count=1)[0], "succeeded")
@@ -241,7 +241,7 @@ async def test_a_worker_that_begins_anew_counts_from_one_again_under_its_new_nam
     second.saw(ended(count=1, attempt=2)[0], "succeeded")
     await second.flush()
     used = (await accounts.totals(pipe, [POOL]))[POOL].all_used
-    assert (used.requests, used.attempts, used.output_tokens) == (2, 3, 21)
+    assert (used.requests, used.attempts, used.output_tokens) == (3, 3, 21)
 
 
 async def test_many_sums_go_in_several_flushes(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
