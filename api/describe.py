@@ -18,8 +18,7 @@ async def describe(services: Services, job: JobView) -> dict[str, Any]:
         soon_s = await start_s(services, job.pool, ahead=ahead)
         extra["position"] = None if ahead is None else ahead.jobs
         extra["predicted"] = documents.predicted(job.forecast, soon_s)
-    passes = [job.first, job] if job.first else [job]
-    histories = await asyncio.gather(*(_history(services, each) for each in passes))
+    histories = await asyncio.gather(*(_history(services, each) for each in job.passes))
     if attempts := [story.attempt_document(attempt) for history in histories for attempt in history]:
         extra["attempts"] = documents.attempts(job) | {"history": attempts}
     extra["forecast"] = story.forecasts(job, start_s=soon_s)

@@ -89,18 +89,17 @@ def job_document(job: JobView, *, extra: Mapping[str, Any] | None = None) -> Doc
 
 
 def attempts(job: JobView) -> Document:
-    """Of both passes, where there were two."""
-    passes = [job, job.first] if job.first else [job]
+    """Of all passes, where there were several."""
     return {
-        "count": sum(each.attempts for each in passes),
-        "errors": sum(each.errors for each in passes),
-        "deaths": sum(each.deaths for each in passes),
+        "count": sum(each.attempts for each in job.passes),
+        "errors": sum(each.errors for each in job.passes),
+        "deaths": sum(each.deaths for each in job.passes),
     }
 
 
 def usage(job: JobView) -> Document | None:
-    """As the engines counted; both passes are charged."""
-    passes = [job, job.first] if job.first else [job]
+    """As the engines counted; all passes are charged."""
+    passes = job.passes
     total = {name: sum(each.usage.get(name, 0) for each in passes) for each in passes for name in each.usage}
     return (total | ({"recounted": True} if any(each.recounted for each in passes) else {})) or None
 
@@ -119,27 +118,28 @@ def routed(job: JobView) -> Document:
     return {
         **marks(job.route),
         "confidence": confidence,
-        "escalations": [_escalation(job.first)] if job.first else [],
+        "escalations": [_escalation(each) for each in job.earlier],
     }
 
 
-def _escalation(first: JobView) -> Document:
+def _escalation(passed: JobView) -> Document:
     return {
-        "pool": first.pool,
-        "reason": first.why or None,
-        "usage": first.usage or None,
-        "worker": first.worker or None,
-        "run_s": between(first.claimed, first.finished),
+        "pool": passed.pool,
+        "reason": passed.why or None,
+        "usage": passed.usage or None,
+        "worker": passed.worker or None,
+        "run_s": between(passed.claimed, passed.finished),
     }
 
 
 def error_document(job: JobView) -> Any:
-    """Why there is no result; null for a job that has one, or has not ended."""
+    """Why there is no result; null for a job that has one, or has not ended. In the caller's terms: of the first pass."""
+    first = job.first or job
     match job.status:
         case Status.EXPIRED:
-            return errors.deadline_passed(round(job.deadline - job.created, 3)).document()
+            return errors.deadline_passed(round(first.deadline - first.created, 3)).document()
         case Status.CANCELLED:
-            return errors.cancelled(job.job_id).document()
+            return errors.cancelled(first.job_id).document()
         case Status.FAILED:
             return parsed(job.error)
         case _:

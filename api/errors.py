@@ -148,15 +148,15 @@ def translate(error: BrokerError) -> ApiError:
     return translated.retry_after(1) if status == 503 else translated
 
 
-def ending(message: Message, deadline_s: float) -> ApiError | None:
-    """What a caller is told about a job that ended without an answer; None if it succeeded."""
+def ending(message: Message, *, job_id: str, deadline_s: float) -> ApiError | None:
+    """What a caller, who knows the job as `job_id`, is told if it ended without an answer; None if it succeeded."""
     match message.status:
         case Status.SUCCEEDED:
             return None
         case Status.EXPIRED:
             return deadline_passed(deadline_s)
         case Status.CANCELLED:
-            return cancelled(message.job_id)
+            return cancelled(job_id)
         case _:
             return _engine_error(message.data)
 

@@ -72,7 +72,7 @@ class Diversion:
 
     async def of(self, pool: str, *, wanted: str, routed: bool) -> Detour:
         """For a request that comes now. A route has chosen already. Raises ApiError if it would rather fail; RedisAway."""
-        to = self._fallback(pool)
+        to = self.fallback_of(pool)
         if not to:
             return Detour(pool)
         if wanted == WAIT:
@@ -95,13 +95,14 @@ class Diversion:
                     log.debug("rescue of %s put off: %s", model.pool, error)
 
     async def _rescue(self, pool: str, rescuer: Rescuer) -> None:
-        to = self._fallback(pool)
+        to = self.fallback_of(pool)
         if not to or await self._share(pool) > 0.0 or not await self._takes(to):
             return
         for queue in self._fleet.queues(pool):
             await rescuer.rescue(queue, to=to, shards=self._fleet.shards, most=RESCUED_AT_ONCE)
 
-    def _fallback(self, pool: str) -> str:
+    def fallback_of(self, pool: str) -> str:
+        """ "": it has none."""
         model = self._fleet.model_of(pool)
         return (model.fallback if model else None) or ""
 

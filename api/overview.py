@@ -3,7 +3,6 @@ somebody does. docs/observing.md says how to read it.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
@@ -47,14 +46,24 @@ class Overviews:
 
     async def follow(self) -> AsyncIterator[tuple[str, bytes]]:
         """Every EVERY_S an `overview`, or an `error` in its place, until it is closed."""
-        while not self._closed.is_set():
-            try:
-                found = "overview", await self.latest()
-            except BrokerError as error:
-                found = "error", orjson.dumps(translate(error).document())
-            yield found
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), EVERY_S)
+        closed = asyncio.create_task(self._closed.wait())
+        try:
+            while not closed.done():
+                looking = asyncio.create_task(self._look())
+                await asyncio.wait((looking, closed), return_when=asyncio.FIRST_COMPLETED)
+                if not looking.done():  # Redis hangs
+                    looking.cancel()
+                    return
+                yield looking.result()
+                await asyncio.wait((closed,), timeout=EVERY_S)
+        finally:
+            closed.cancel()
+
+    async def _look(self) -> tuple[str, bytes]:
+        try:
+            return "overview", await self.latest()
+        except BrokerError as error:
+            return "error", orjson.dumps(translate(error).document())
 
     async def latest(self) -> bytes:
         """JSON, at most EVERY_S old. Raises BrokerError."""

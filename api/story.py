@@ -40,13 +40,12 @@ ENDED = {
 
 
 def story(job: JobView, histories: Sequence[Sequence[Attempt]]) -> list[Document]:
-    """Events by time, each {at, event, detail}; both passes of a job that was escalated. `histories`: of each pass, the
+    """Events by time, each {at, event, detail}; all passes of a job that was escalated. `histories`: of each pass, the
     first one first."""
-    passes = [job.first, job] if job.first else [job]
     events = [
         event
-        for each, history in zip(passes, histories, strict=True)
-        for event in _pass(each, history, follows=each is not passes[0])
+        for each, history in zip(job.passes, histories, strict=True)
+        for event in _pass(each, history, follows=each is not job.passes[0])
     ]
     events.sort(key=lambda event: float(event["at"]))  # stable: what is of one moment stays in order
     return events
@@ -146,14 +145,17 @@ def _end(job: JobView) -> str:
     match job.status:
         case Status.ESCALATED:
             why = "nobody serves it" if job.why == POOL_OUT else f"not good enough ({job.why})"
-            return f"{why}: {pool_of(job.heir)} takes over"
+            words = f"{why}: {pool_of(job.heir)} takes over"
         case Status.SUCCEEDED:
-            return ", ".join([_ran(job), *_counted(job)])
+            words = _ran(job)
         case Status.EXPIRED:
-            return "the deadline passed" + (f" {_ran(job)} of running" if job.claimed else " while it waited")
+            words = "the deadline passed" + (
+                f" {_ran(job)} of running" if job.claimed else " while it waited"
+            )
         case _:
-            ran = _ran(job) if job.claimed else "before any worker took it"
-            return ran + (f": {code}" if (code := _code(parsed(job.error))) else "")
+            words = _ran(job) if job.claimed else "before any worker took it"
+            words += f": {code}" if (code := _code(parsed(job.error))) else ""
+    return ", ".join([words, *_counted(job)])
 
 
 def _ran(job: JobView) -> str:

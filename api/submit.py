@@ -85,6 +85,7 @@ class Asked:
     choice: Choice | None = None  # of a route
     degraded: str = ""  # the pool that it was meant for
     fallback: str = ""  # what it does if nobody serves its pool; "": the pool has no fallback
+    rescuable: bool = False  # it may go to the fallback of its pool, or of the one that it is escalated to
     resets: bool = False  # an answer that has begun may begin anew
     trace: str = ""
 
@@ -111,7 +112,11 @@ async def divert(services: Services, asked: Asked, *, wishes: Wishes) -> Asked:
         return asked
     wanted, routed = wishes.fallback or asked.tenant.fallback, asked.choice is not None
     detour = await services.diversion.of(asked.pool, wanted=wanted, routed=routed)
-    return replace(asked, pool=detour.pool, degraded=detour.degraded, fallback=detour.fallback)
+    pools = (asked.pool, asked.choice.heir if asked.choice else "")
+    leads_on = wanted == DEGRADE and not detour.degraded and any(map(services.diversion.fallback_of, pools))
+    return replace(
+        asked, pool=detour.pool, degraded=detour.degraded, fallback=detour.fallback, rescuable=leads_on
+    )
 
 
 def one_of(words: Sequence[str], text: str, *, param: str) -> str:
@@ -259,7 +264,7 @@ def plain_submission(services: Services, asked: Asked, *, job_id: str) -> Submis
         choices=request_checks.choices(asked.document),
         priority=asked.priority,
         deadline_s=asked.deadline_s,
-        rescuable=asked.fallback == DEGRADE,
+        rescuable=asked.rescuable,
         trace=asked.trace,
         route=degraded_text(asked.pool, pool=asked.degraded) if asked.degraded else "",
     )

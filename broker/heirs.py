@@ -13,12 +13,13 @@ from broker.errors import InvalidJob, QueueFull, UnknownJob
 from broker.files import server_time
 from broker.job import SHARD_MARK, Forecast, Lease, Status, Submission, heir_id, pool_of, queue_of
 from broker.keys import PoolKeys
+from broker.placement import degraded_from
 from broker.policy import Limits
 from broker.producer import Producer
 from broker.shards import Shards
 
 LIVE = ("ready", "starting", "paused")
-KEPT = ("cap", "retain", "meta", "pfx", "route", "notify", "status")
+KEPT = ("cap", "retain", "meta", "pfx", "route", "notify", "status", "fall", "attached", "deaths", "origin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class Heirs:
             tenant=lease.tenant,
             weight=plan.weight,
             tenant_cap=int(kept.get("cap", 0)),
+            choices=lease.choices,
             prefix=kept.get("pfx", ""),
             priority=plan.priority,
             deadline_s=left_s,
@@ -153,5 +155,13 @@ class Heirs:
             route=kept.get("route", ""),
             notify=kept.get("notify", ""),
             base_token=lease.token,
+            resets=kept.get("attached") == "2",
+            rescuable=self._may_be_rescued(kept),
             trace=lease.trace,
+            origin=kept.get("origin", lease.job_id),
         )
+
+    def _may_be_rescued(self, kept: dict[str, str]) -> bool:
+        """If its new pool goes out; not twice, and not if it may have killed workers: it could come back to theirs."""
+        brought = degraded_from(kept.get("route", ""))
+        return "fall" in kept and not brought and int(kept.get("deaths", 0)) < self._max_deaths

@@ -97,6 +97,7 @@ class Submission:
     rescuable: bool = False  # it may go to another pool if nobody serves this one (rescue.py)
     notify: str = ""  # who is told of its end: ends.noted
     trace: str = ""  # what it is part of: tracing.carried
+    origin: str = ""  # of a successor: the id that the caller knows
 
     @property
     def pool(self) -> str:
@@ -189,7 +190,17 @@ class JobView:
     route: str = ""
     confidence: float | None = None  # of a cascade's first pass
     why: str = ""  # it was escalated
-    first: "JobView | None" = None  # the pass before it, whose id the caller knows
+    origin: str = ""  # as in Submission
+    earlier: tuple["JobView", ...] = ()  # the passes that it has the place of, first one first
+
+    @property
+    def first(self) -> "JobView | None":
+        """The first of the passes before it, whose id the caller knows."""
+        return self.earlier[0] if self.earlier else None
+
+    @property
+    def passes(self) -> tuple["JobView", ...]:
+        return (*self.earlier, self)
 
     @property
     def pool(self) -> str:

@@ -151,9 +151,21 @@ class Producer:
         Raises UnknownJob, InvalidJob.
         """
         job = await self._get(job_id, with_result=with_result)
-        if job.status is not Status.ESCALATED:
-            return job
-        return replace(await self._get(job.heir, with_result=with_result), first=job)
+        return await self._last(job, with_result=with_result)
+
+    async def _last(self, job: JobView, *, with_result: bool) -> JobView:
+        """The pass that has the job's place now, with all before it. Raises UnknownJob if a successor's record is gone."""
+        while job.status is Status.ESCALATED:
+            job = replace(await self._get(job.heir, with_result=with_result), earlier=job.passes)
+        return job
+
+    async def whole(self, job: JobView) -> JobView:
+        """A successor with the passes before it, and so under the id that its caller knows, as long as that is kept."""
+        if job.origin and not job.earlier:
+            with contextlib.suppress(UnknownJob):
+                found = await self.get(job.origin)
+                return found if found.job_id == job.job_id else job
+        return job
 
     async def _get(self, job_id: str, *, with_result: bool) -> JobView:
         keys = PoolKeys(queue_of(job_id))
@@ -210,9 +222,8 @@ class Producer:
 
     async def _now(self, job: JobView) -> JobView:
         """Of a job that was escalated its successor, where that is still known."""
-        if job.status is Status.ESCALATED:
-            with contextlib.suppress(UnknownJob):
-                return replace(await self._get(job.heir, with_result=False), first=job)
+        with contextlib.suppress(UnknownJob):
+            return await self._last(job, with_result=False)
         return job
 
     async def _rank_after(self, keys: PoolKeys, after: str) -> int:
@@ -242,9 +253,9 @@ class Producer:
 
     async def redrive(self, job_id: str, *, deadline_s: float = policy.DAY_S) -> str:
         """Submits a dead letter again as a new job, whose id is returned. Raises UnknownJob."""
-        job_id = (await self.get(job_id, with_result=False)).job_id
-        new_id = new_job_id(queue_of(job_id))
-        if not await self._pipe.run(scripts.redrive(job_id, new_id, deadline_s=deadline_s)):
+        last_id = (await self.get(job_id, with_result=False)).job_id
+        new_id = new_job_id(queue_of(last_id))
+        if not await self._pipe.run(scripts.redrive(last_id, new_id, deadline_s=deadline_s)):
             raise UnknownJob(f"{job_id} is not a dead letter, or its request has expired")
         return new_id
 

@@ -86,6 +86,7 @@ def view(job_id: str, fields: Mapping[bytes, bytes], *, result: bytes | None) ->
         promoted=at(b"aged"),
         level=number(b"level") if b"level" in fields else None,
         heir=text(b"heir"),
+        origin=text(b"origin"),
         route=text(b"route"),
         confidence=float(fields[b"conf"]) if b"conf" in fields else None,
         why=_why(result) if status is Status.ESCALATED else "",

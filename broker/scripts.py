@@ -33,7 +33,7 @@ def alike(job: Submission) -> tuple[object, ...]:
     kind = (job.queue, job.service_class, job.endpoint, job.stream, job.attached, job.tenant, job.tenant_cap)
     when = (job.weight, job.priority, job.deadline_s, job.hold_s, job.retain_s)
     way = (job.heir, job.plan, job.route, job.base_token, job.notify, job.rescuable, job.resets, job.trace)
-    return (*kind, *when, *way, job.reply_to, job.listed, job.metadata)
+    return (*kind, *when, *way, job.reply_to, job.listed, job.metadata, job.origin)
 
 
 def enqueue_many(jobs: Sequence[Submission], order: Order, *, admission: Admission = ADMIT_ALL) -> Call:
@@ -265,5 +265,6 @@ def stored(job: Submission) -> list[Argument]:
         "notify": job.notify,
         "fall": int(job.rescuable),
         "trace": job.trace,
+        "origin": job.origin,
     }
     return fields + [item for name, value in optional.items() if value for item in (name, value)]

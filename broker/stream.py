@@ -65,7 +65,8 @@ class Mailbox:
         """`move`: has the box receive what is told about another job."""
         self.job_id = job_id
         self.missed = False
-        self.why = ""  # the job that was read first has been escalated
+        self.why = ""  # the job was escalated, the last time
+        self.passed: list[tuple[str, str]] = []  # passes before this one: id, and why it was handed on
         self._move = move
         self._left: Exception | None = None
         self._messages: deque[Message] = deque()
@@ -95,6 +96,7 @@ class Mailbox:
     def move_to(self, heir: str, why: str) -> None:
         """From now on the job's successor is read, from its beginning."""
         self.why = why
+        self.passed.append((self.job_id, why))
         if self._move is not None:
             self._move(self, heir)
         self.job_id = heir

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 
+from redis.exceptions import ResponseError
+
 from broker import accounts
 from broker.accounts import Attempt, Used
 from broker.connection import Pipe
@@ -162,6 +164,9 @@ class Accounts:
                 page.sent = {}
         except (RedisAway, QueueFull) as error:
             log.debug("%d sums of %s are sent again: %s", len(page.sent), queue, error)
+        except ResponseError as error:  # for good: sent again, it would keep all later ones waiting
+            log.error("%d sums of %s are lost, as they cannot be added: %s", len(page.sent), queue, error)  # noqa: TRY400
+            page.sent = {}
 
 
 def _asked(seen: Seen) -> int:

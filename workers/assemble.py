@@ -9,9 +9,10 @@ from typing import Any
 
 import orjson
 
-from workers.engine import Usage
+from workers.engine import EngineBroken, Usage
 
 WHOLE = {"chat.completion.chunk": "chat.completion"}
+MOST_CALLS = 1000  # of tools, by one message
 
 
 class Assembler:
@@ -22,7 +23,7 @@ class Assembler:
         self._choices: dict[int, dict[str, Any]] = {}
 
     def feed(self, payloads: bytes) -> None:
-        """`payloads`: JSON objects joined by newlines."""
+        """`payloads`: JSON objects joined by newlines. Raises EngineBroken."""
         for payload in payloads.split(b"\n"):
             chunk = orjson.loads(payload)
             choices = chunk.pop("choices", None) or []
@@ -77,6 +78,8 @@ def _merge_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> N
     """Tool calls come in pieces too: name and id first, then the arguments' text."""
     for delta in deltas:
         place = delta.get("index", len(calls))
+        if type(place) is not int or not 0 <= place < MOST_CALLS:
+            raise EngineBroken("the engine numbers its tool calls as nobody can")
         while len(calls) <= place:
             calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
         call = calls[place]

@@ -25,6 +25,7 @@ from workers.assemble import Assembler
 from workers.engine import (
     Engine,
     EngineAborted,
+    EngineBroken,
     EngineBusy,
     EngineCall,
     EngineRejected,
@@ -96,20 +97,21 @@ class Run:
             return await self._judge(error)
         except Exception as error:  # the outermost guard of one job: it must not take the others along
             log.exception("job %s failed inside the worker", self.lease.job_id)
-            return await self._failed(error, Outcome.RETRY)
+            return await self._judge(error)
 
-    async def _judge(self, error: StaleToken | EngineError) -> Outcome:
+    async def _judge(self, error: Exception) -> Outcome:
         """What a failure means for the job: whose fault it is decides whether it is counted and tried again."""
         if isinstance(error, StaleToken):
             return Outcome.LOST
+        fault = error if isinstance(error, EngineError) else EngineBroken("its answer could not be read")
         try:
-            if self.escalation is not None and await self.escalation.after(error):
+            if self.escalation is not None and await self.escalation.after(fault):
                 return await self._handed_on(self.escalation)
         except StaleToken:
             return Outcome.LOST
         return await self._blame(error)
 
-    async def _blame(self, error: EngineError) -> Outcome:
+    async def _blame(self, error: Exception) -> Outcome:
         match error:
             case EngineRejected():
                 return await self._end(Ending(succeeded=False, data=rejection(error)))

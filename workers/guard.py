@@ -41,7 +41,8 @@ class Guard:
         self._text = ""
         self._says = False  # something that a caller can see: text, a tool call, reasoning
         self._confidence = verdict.Confidence()
-        self._strips = self._plan.window > 0 and not request.get("logprobs")
+        asked = request.get("logprobs")  # 0 is a wish of a completion: the chosen tokens' alone
+        self._strips = self._plan.window > 0 and (asked is None or asked is False)
         self.confidence: float | None = None  # once there is a verdict
 
     @property

@@ -104,7 +104,7 @@ class Heartbeat:
     ) -> None:
         wished = ""
         while not self._stop.is_set():
-            lost = self._beat(describe)
+            lost = self._try(describe)
             try:
                 loop.call_soon_threadsafe(self._turn)
                 if lost:
@@ -119,6 +119,18 @@ class Heartbeat:
 
     def _turn(self) -> None:
         self._turned = time.monotonic()
+
+    def _try(self, describe: Describe) -> list[str]:
+        """A beat that fails by a fault of ours is as one that did not get through: its leases are not kept, and another follows."""
+        try:
+            return self._beat(describe)
+        except Exception:  # the thread's outermost guard: a worker without a heartbeat is not known to live
+            if not self._away:
+                log.exception("a heartbeat failed; it is tried again all the time")
+            self._away = True
+            with self._lock:
+                held = tuple(self._held)
+            return self._distrusted(held)
 
     def _beat(self, describe: Describe) -> list[str]:
         """Renews once; returns the ids of leases that are lost."""

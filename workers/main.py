@@ -1,20 +1,19 @@
 """The engine worker's program: `python -m workers.main --pool NAME --engine URL|llamacpp`, or `headway worker`.
 
 SIGTERM or SIGINT drains; a second one hands back at once. Exit code 0 after that, 10 after a drain that an operator
-wished for (steering.py), 2 for a wrong setting.
+wished for (steering.py), 2 for a wrong setting, 1 when a part of it has failed (after a drain).
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
@@ -37,6 +36,7 @@ from predictor.estimator import SimpleEstimator
 from workers.accounts import Accounts
 from workers.appender import Appender
 from workers.batch.events import CeleryEvents
+from workers.beside import beside
 from workers.capacity import Plan
 from workers.control import hear_aborts
 from workers.description import Description
@@ -156,7 +156,7 @@ class Worker:
         )
         log.info("worker %s serves %s with %d slots", self.worker_id, ", ".join(served.queues), plan.slots)
         try:
-            async with beside(loops):
+            async with beside(loops, on_failure=puller.drain):
                 await puller.run()
         finally:
             await asyncio.to_thread(heartbeat.stop)
@@ -239,18 +239,6 @@ class Worker:
             await consumer.leave()
         except RedisAway:
             log.info("left without taking leave of Redis; the record times out")
-
-
-@contextlib.asynccontextmanager
-async def beside(loops: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """They run while the block does, each until it is cancelled at its end."""
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def check_redis(settings: Settings) -> None:

@@ -35,8 +35,12 @@ def flaw(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
 
 def _choice_flaw(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str | None:
     text, calls = text_of(choice)
-    if choice.get("finish_reason") == "length" and not any(request.get(name) for name in LIMITS):
-        return "repetition" if loops(text) else "length"
+    if choice.get("finish_reason") == "length":
+        if loops(text):
+            return "repetition"
+        return (
+            None if any(request.get(name) for name in LIMITS) else "length"
+        )  # a larger model would be cut as well
     if calls:
         return None
     if not text.strip():
@@ -54,7 +58,14 @@ def text_of(choice: Mapping[str, Any]) -> tuple[str, bool]:
         return (text if isinstance(text, str) else ""), False
     content = message.get("content")
     calls = bool(message.get("tool_calls") or message.get("function_call") or message.get("refusal"))
+    if isinstance(content, list):
+        content = "".join(_part_text(part) for part in content)
     return (content if isinstance(content, str) else ""), calls
+
+
+def _part_text(part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) else ""
 
 
 def says(chunk: Mapping[str, Any]) -> bool:

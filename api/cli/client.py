@@ -112,6 +112,11 @@ def documents(answer: httpx.Response) -> Iterator[dict[str, Any]]:
         yield document
 
 
+def printable(text: str) -> str:
+    """Without what steers a terminal: some of it is an engine's, or another caller's."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def refused(status: int, content: bytes) -> RequestRefused:
     """From OpenAI's error shape, or from whatever a proxy in between has said."""
     kind = Unavailable if status in (429, 502, 503, 504) else RequestRefused
@@ -119,6 +124,8 @@ def refused(status: int, content: bytes) -> RequestRefused:
         error = orjson.loads(content)["error"]
         where = f" [{error['param']}]" if error.get("param") else ""
         key = "; HEADWAY_API_KEY has to hold one of this Headway's keys" if status == UNAUTHORIZED else ""
-        return kind(f"{error['message']}{where} ({error.get('code') or error.get('type') or status}){key}")
+        return kind(
+            printable(f"{error['message']}{where} ({error.get('code') or error.get('type') or status}){key}")
+        )
     except (ValueError, KeyError, TypeError):
-        return kind(f"HTTP {status}: {content[:200].decode('utf-8', errors='replace')}")
+        return kind(printable(f"HTTP {status}: {content[:200].decode('utf-8', errors='replace')}"))

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from api.cli.client import printable
+
 Document = dict[str, Any]
 BAR_CHARS = 14
 RUNNING = ("claimed", "first_token", "succeeded")
@@ -60,7 +62,10 @@ def timeline(job: Document) -> Table:
         style = "red" if step["event"] in BAD else "green" if step["event"] in RUNNING else "yellow"
         marked = bar(step["at"] - start, following["at"] - start, whole=end - start)
         table.add_row(
-            span(step["at"] - start), Text(marked, style), Text(step["event"], style), Text(step["detail"])
+            span(step["at"] - start),
+            Text(marked, style),
+            Text(step["event"], style),
+            Text(printable(step["detail"])),
         )
     return table
 
@@ -95,7 +100,7 @@ def forecast_rows(job: Document) -> Iterator[tuple[str, str, str, str]]:
 def plain(job: Document) -> Iterator[str]:
     start = job["story"][0]["at"]
     for step in job["story"]:
-        yield f"{span(step['at'] - start):>9}  {step['event']:<12}  {step['detail']}"
+        yield f"{span(step['at'] - start):>9}  {step['event']:<12}  {printable(step['detail'])}"
     for words, predicted, actual, off in forecast_rows(job):
         yield f"{words}: forecast {predicted}, actual {actual}" + (f" ({off})" if off else "")
 

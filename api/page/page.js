@@ -4,8 +4,8 @@ const KEPT_S = 300;  // of the moving pictures
 const RETRY_MS = 2000;
 const byId = (id) => document.getElementById(id);
 const key = () => sessionStorage.getItem("headway-key");
-const known = {};  // by pool: each worker as it was seen last, by id
-const past = {};  // by pool: [{ at, waiting }], oldest first
+const known = Object.create(null);  // by pool: each worker as it was seen last, by id
+const past = Object.create(null);  // by pool: [{ at, waiting }], oldest first
 
 function make(tag, attributes, ...children) {
   const node = document.createElement(tag);

@@ -90,7 +90,8 @@ async def _dead(services: Services, queue: str, *, wanted: producer.Query) -> li
     seen = await asyncio.gather(*(services.producer.get(i) for i in ids), return_exceptions=True)
     found = (job for job in seen if isinstance(job, JobView) and producer.matches(job, wanted))
     older = (job for job in found if after is None or _age(job) < _age(after))
-    return sorted(older, key=_age, reverse=True)[: wanted.limit]
+    page = sorted(older, key=_age, reverse=True)[: wanted.limit]
+    return list(await asyncio.gather(*(services.producer.whole(job) for job in page)))
 
 
 def _age(job: JobView) -> tuple[float, str]:

@@ -61,7 +61,7 @@ class Inference:
         except BrokerError as error:
             refusal = errors.translate(error)
             more = meter.headers if meter else ()
-            raise name_job(refusal, exchange.job, more=more, refused=exchange.refused) from None
+            raise name_job(refusal, exchange.headers, more=more, refused=exchange.refused) from None
         finally:
             if meter and exchange.ended and not meter.settled:
                 services.spawn(meter.settle())
@@ -73,7 +73,7 @@ class Exchange:
     `keyed`: the job has an idempotency key. The connection may be the second one, and its early end is not the job's.
     """
 
-    __slots__ = ("ended", "escalated", "job", "keyed", "meter", "receive", "refused", "send", "services")
+    __slots__ = ("box", "ended", "job", "keyed", "meter", "receive", "refused", "send", "services")
 
     def __init__(
         self, services: Services, job: Submission, *, receive: Receive, send: Send, keyed: bool
@@ -86,7 +86,16 @@ class Exchange:
         self.meter: Meter | None = None
         self.ended = False
         self.refused = False  # it was never queued
-        self.escalated = ""  # why it was handed on to a larger model
+        self.box: Mailbox | None = None  # in which the job is read
+
+    @property
+    def escalated(self) -> bool:
+        """The answer is a larger model's."""
+        return self.box is not None and self.box.why not in ("", POOL_OUT)
+
+    @property
+    def headers(self) -> Headers:
+        return job_headers(self.job, self.box)
 
     @contextlib.contextmanager
     def moving(self, elsewhere: Callable[[], str]) -> Iterator[None]:
@@ -114,7 +123,7 @@ class Exchange:
                 await self._follow(box)
 
     async def _follow(self, box: Mailbox) -> None:
-        job = self.job
+        job, self.box = self.job, box
         late = errors.deadline_passed(job.deadline_s)
         later = asyncio.get_running_loop().call_later
         with sse.attended(self.receive, box):
@@ -143,29 +152,18 @@ class Exchange:
             last = message
         answer = self._answered(last)
         await self._settle()
-        await send_json(self.send, answer.data, headers=[*self._headers(box), _queue_header(answer)])
+        await send_json(self.send, answer.data, headers=[*self._headers(), _queue_header(answer)])
 
     async def _settle(self) -> None:
         """Before the last byte: who has it may ask again at once."""
         if self.meter:
             await self.meter.settle()
 
-    def _headers(self, box: Mailbox) -> Headers:
-        """Of the job, and of the pass that its answer comes from. The id stays."""
-        headers, self.escalated = job_headers(self.job), box.why
-        headers += self.meter.headers if self.meter else []
-        if not box.why:
-            return headers
-        pool = [(b"x-headway-pool", pool_of(box.job_id).encode())]
-        if box.why == POOL_OUT:
-            self.escalated = ""
-            pool.append((b"x-headway-degraded", self.job.pool.encode()))
-        else:
-            pool.append((b"x-headway-escalated", box.why.encode()))
-        return [*(header for header in headers if header[0] != b"x-headway-pool"), *pool]
+    def _headers(self) -> Headers:
+        return [*self.headers, *(self.meter.headers if self.meter else [])]
 
     async def _stream(self, box: Mailbox) -> None:
-        out = sse.EventStream(self.send, self._headers(box), ping_s=self.services.settings.ping_s)
+        out = sse.EventStream(self.send, self._headers(), ping_s=self.services.settings.ping_s)
         try:
             await self._relay(box, out)
         except ClientGone:
@@ -184,14 +182,14 @@ class Exchange:
         last, token = None, 0
         async for message in follow(self.services.pipe, box, after=Position()):
             if not out.started and message.kind != "retry":
-                out.headers[:] = [*self._headers(box), _queue_header(message)]
+                out.headers[:] = [*self._headers(), _queue_header(message)]
             if message.kind == "chunk":
                 if message.at.token > token > 0:
                     await out.write(sse.named_event("reset", b'{"attempt":%d}' % message.at.token))
                 token = message.at.token
                 await out.write(sse.data_events(message.data))
             elif out.started and box.why == POOL_OUT and message.kind == "retry":  # too late for a header
-                await out.write(b": degraded %s\n\n" % self.job.pool.encode())
+                await out.write(b": degraded %s\n\n" % pool_of(box.passed[-1][0]).encode())
             last = message
         self._answered(last)
 
@@ -199,7 +197,7 @@ class Exchange:
         """Takes note that the job has ended. Raises ApiError if it did so without an answer."""
         assert last is not None, "follow ends with a message of kind done"
         self.ended = True
-        error = errors.ending(last, self.job.deadline_s)
+        error = errors.ending(last, job_id=self.job.job_id, deadline_s=self.job.deadline_s)
         if error is not None:
             raise error
         return last

@@ -2,12 +2,13 @@
 -- KEYS: 1 prefix, 2 dead job, 3 its payload, 4 dead, 5 new job, 6 new payload, 7 deadlines, 8 stats, 9 index
 -- ARGV: 1 dead id, 2 new id, 3 deadline_ms, 4-7 ages (ms at level 0-3)
 -- RETURNS: 1 queued, 0 it is not a dead letter, or its request is gone
--- INVARIANT: a dead letter is re-driven once.
+-- INVARIANT: a dead letter is re-driven once. Nobody waits for the new job, and it begins where the old one ended: what is of
+-- a connection, a successor or a trace is not copied.
 -- INCLUDES: now, place, requeue
 local body = redis.call('GET', KEYS[3])
 if not body or not redis.call('ZSCORE', KEYS[4], ARGV[1]) then return 0 end
 local names = { 'class', 'endpoint', 'stream', 'tenant', 'cost', 'ptok', 'otok', 'need', 'pfx', 'tool', 'slots', 'retain', 'meta',
-  'notify' }
+  'notify', 'cap', 'fall', 'route' }
 local old, now = redis.call('HMGET', KEYS[2], unpack(names)), now_ms()
 if not old[1] then return 0 end
 local class = old[1]

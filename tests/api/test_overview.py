@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from api.costs import costs
+from api.overview import Overviews
 from broker import notable
 from broker.notable import Notable
 from broker.settings import Settings
@@ -84,6 +85,20 @@ async def test_a_viewer_does_not_hold_up_the_end_of_the_process(settings: Settin
         await served.stop()
         rest = [name async for name, _ in found]
     assert "error" not in rest
+
+
+async def test_not_even_one_whose_look_hangs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(_: Overviews) -> bytes:
+        looking.set()
+        return await asyncio.Future()
+
+    looking = asyncio.Event()
+    monkeypatch.setattr(Overviews, "latest", hang)
+    async with serve(settings) as served:
+        reading = asyncio.create_task(served.http.get("/v1/overview/events"))
+        await looking.wait()
+        await served.stop()
+        assert (await reading).text == ""
 
 
 async def test_it_is_for_operators(redis_url: str) -> None:

@@ -66,8 +66,14 @@ def test_a_story_is_in_order_and_says_where_the_time_went() -> None:
 @pytest.mark.parametrize(
     ("why", "words"),
     [
-        ("unsure", "not good enough (unsure): large takes over"),
-        ("pool_out", "nobody serves it: large takes over"),
+        (
+            "unsure",
+            "not good enough (unsure): large takes over, 42 tokens in (12 of them cached), 133 out",
+        ),
+        (
+            "pool_out",
+            "nobody serves it: large takes over, 42 tokens in (12 of them cached), 133 out",
+        ),
     ],
 )
 def test_the_story_of_an_escalated_job_has_both_passes_under_the_first_ones_admission(
@@ -75,7 +81,7 @@ def test_the_story_of_an_escalated_job_has_both_passes_under_the_first_ones_admi
 ) -> None:
     first = replace(JOB, status=Status.ESCALATED, finished=114.0, heir=f"job_{'a' * 26}.large", why=why)
     heir = replace(
-        JOB, job_id=first.heir, first=first, created=114.0, claimed=115.0, promoted=None, first_token=None,
+        JOB, job_id=first.heir, earlier=(first,), created=114.0, claimed=115.0, promoted=None, first_token=None,
         finished=120.0,
     )  # fmt: skip
     told = story.story(heir, [[], []])

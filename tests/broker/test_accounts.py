@@ -1,8 +1,10 @@
 """A queue's books: a flush counts once, nothing is kept half, and what is read is what was written, by pool, tenant and day."""
 
 from datetime import date, timedelta
+from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from broker import accounts
 from broker.accounts import Attempt, Book, LastHour, Sums, Used
@@ -66,6 +68,30 @@ async def test_nothing_of_a_flush_is_kept_when_memory_is_full_and_it_counts_when
         backdoor.free_memory()
     assert backdoor.snapshot() == before
     assert await flush(pipe, one) == 1
+
+
+@pytest.mark.parametrize("amount", [10**15, 2**64, -(10**15), "1.5", "x", ""])
+async def test_nothing_of_a_flush_is_kept_when_one_of_its_sums_is_no_number_that_can_be_added(
+    pipe: Pipe, backdoor: Backdoor, amount: Any
+) -> None:
+    good = sums_of(Attempt("acme", P0, USED, TIMES))
+    assert await pipe.run(accounts.flush(POOL, "w1", number=1, sums=good)) == 1
+    before = backdoor.snapshot()
+    with pytest.raises(ResponseError, match="no amount"):
+        await pipe.run(accounts.flush(POOL, "w1", number=2, sums=good | {("td", "attempts|0|b"): amount}))
+    assert backdoor.snapshot() == before
+    assert await pipe.run(accounts.flush(POOL, "w1", number=3, sums=good)) == 1
+
+
+@pytest.mark.parametrize("known", ["9" * 19, "x"])
+async def test_nothing_of_a_flush_is_kept_when_what_is_there_already_leaves_no_room(
+    pipe: Pipe, backdoor: Backdoor, known: str
+) -> None:
+    backdoor.ask("HSET", KEYS.named("totals"), "attempts|0|acme", known)
+    before = backdoor.snapshot()
+    with pytest.raises(ResponseError, match="no room"):
+        await pipe.run(accounts.flush(POOL, "w1", number=1, sums=sums_of(Attempt("acme", P0, USED, TIMES))))
+    assert backdoor.snapshot() == before
 
 
 async def test_all_but_the_totals_expires(pipe: Pipe, backdoor: Backdoor) -> None:

@@ -89,10 +89,14 @@ async def test_error_of_one_command_stays_with_it(pipe: Pipe) -> None:
         await bad
 
 
-async def test_command_that_cannot_be_encoded_does_not_stop_the_pipe(pipe: Pipe) -> None:
-    with pytest.raises(RedisAway):
-        await pipe.command("ECHO", "\ud800")
-    assert await pipe.command("ECHO", "a") == b"a"
+async def test_commands_that_cannot_be_sent_fail_alone_and_as_what_they_are(pipe: Pipe) -> None:
+    words: list[Any] = ["a", "\ud800", "b", None, True, "c"]
+    asked = await asyncio.gather(*(pipe.command("ECHO", word) for word in words), return_exceptions=True)
+    assert [answer for answer in asked if isinstance(answer, bytes)] == [b"a", b"b", b"c"]
+    assert [type(asked[n]) for n in (1, 3, 4)] == [UnicodeEncodeError, TypeError, TypeError]
+    with pytest.raises(TypeError):
+        await pipe.command("ECHO", words[3])
+    assert await pipe.command("ECHO", "d") == b"d"
 
 
 async def test_scripts_that_the_server_forgot_are_sent_again(pipe: Pipe, backdoor: Backdoor) -> None:

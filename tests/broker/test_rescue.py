@@ -9,13 +9,13 @@ from broker import scripts
 from broker.connection import Pipe
 from broker.consumer import Consumer
 from broker.fleet import WorkerRecord, announce_pool
-from broker.heirs import Heirs
-from broker.job import Status, Submission, new_job_id
+from broker.heirs import Heirs, Plan
+from broker.job import ServiceClass, Status, Submission, heir_id, new_job_id
 from broker.keys import PoolKeys
-from broker.policy import Asking, Room
+from broker.policy import Asking, Limits, Room
 from broker.producer import Producer
 from broker.rescue import POOL_OUT, Rescuer, rescue_id
-from broker.scripts import Beat, Ending
+from broker.scripts import Beat, Ending, Return
 from broker.shards import Shards
 from predictor.estimator import SimpleEstimator
 from tests.broker.jobs import LIMITS, POOL, Backdoor, end_everything, submission
@@ -123,3 +123,68 @@ async def test_rescuer_is_no_worker_to_whom_jobs_are_left(
     large = PoolKeys(LARGE)
     assert not await pipe.command("ZCARD", large.named("spare"))
     assert not await pipe.command("EXISTS", large.named("takes:rescuer"))
+
+
+async def escalated(pipe: Pipe, producer: Producer, worker: Consumer, *, deaths: int = 0) -> str:
+    """The id of a job of the small pool that the large one has got, of which then no worker is left."""
+    job_id = new_job_id(POOL)
+    first = job(job_id=job_id, heir=heir_id(job_id, LARGE), plan=str(Plan()), route="by auto", choices=2)
+    await producer.submit(replace(first, attached=True, resets=True))
+    await pipe.command("HSET", PoolKeys(POOL).job(job_id), "deaths", deaths)
+    await pipe.run(scripts.renew(LARGE, Beat("w2", RECORD.dump(), (), 60.0)))
+    [lease] = (await worker.claim(1)).leases
+    assert await Heirs(pipe, producer, forecast=SimpleEstimator().forecast).submit(lease, {}, in_time=True)
+    await worker.finish(lease, Ending(False, b"", 3, 2, heir=lease.heir, why="length"))
+    await pipe.command("DEL", PoolKeys(LARGE).worker("w2"))
+    return job_id
+
+
+async def test_an_escalated_job_whose_pool_goes_out_is_answered_by_the_fallback_and_tells_of_all_passes(
+    rescuer: Rescuer, pipe: Pipe, producer: Producer, worker: Consumer
+) -> None:
+    job_id = await escalated(pipe, producer, worker)
+    assert await go(rescuer, pipe) == 1
+    [lease] = (await worker.claim(4)).leases
+    kept = await pipe.command(
+        "HMGET", PoolKeys(POOL).job(lease.job_id), "attached", "slots", "origin", "fall"
+    )
+    assert kept == [b"2", b"2", job_id.encode(), None]
+    assert lease.heir == "", "its answer is judged by nobody"
+    await worker.finish(lease, Ending(succeeded=True, data=b'{"a":1}'))
+    view = await producer.get(job_id)
+    assert (view.status, view.result, view.route) == (Status.SUCCEEDED, b'{"a":1}', "by auto degraded:large")
+    assert [(each.pool, each.why) for each in view.passes] == [
+        (POOL, "length"),
+        (LARGE, POOL_OUT),
+        (POOL, ""),
+    ]
+    assert view.first is not None
+    assert view.first.job_id == job_id
+    found = await producer.whole(await producer.get(view.job_id))
+    assert [each.job_id for each in found.passes] == [each.job_id for each in view.passes]
+
+
+async def test_a_job_that_workers_died_of_is_not_brought_back_to_them(
+    rescuer: Rescuer, pipe: Pipe, producer: Producer, worker: Consumer
+) -> None:
+    job_id = await escalated(pipe, producer, worker, deaths=Limits().max_deaths)
+    assert await go(rescuer, pipe) == 0
+    assert (await producer.get(job_id)).status is Status.QUEUED
+
+
+async def test_a_redriven_job_may_be_rescued_as_the_dead_one_and_is_under_its_tenants_cap(
+    rescuer: Rescuer, pipe: Pipe, producer: Producer, worker: Consumer
+) -> None:
+    shared = {"service_class": ServiceClass.P1, "tenant": "acme", "tenant_cap": 1, "route": "by auto"}
+    await producer.submit(
+        job(job_id=new_job_id(POOL), heir=heir_id(new_job_id(POOL), LARGE), plan="", **shared)
+    )
+    [lease] = (await worker.claim(4)).leases
+    while await worker.release(lease, Return("error", error=b"{}")):
+        [lease] = (await worker.claim(4)).leases
+    again = await producer.redrive(lease.job_id)
+    names = ("cap", "fall", "route", "heir", "plan", "attached")
+    kept = await pipe.command("HMGET", PoolKeys(POOL).job(again), *names)
+    assert kept == [b"1", b"1", b"by auto", None, None, b"0"]
+    await producer.submit(job(job_id=new_job_id(POOL), **shared))
+    assert len((await worker.claim(4)).leases) == 1, "the tenant may run one"

@@ -18,7 +18,7 @@ from tests.conditions import wait_until
 from tests.workers.conftest import POOL, Maker, Rig
 from tests.workers.leases import lease
 from tests.workers.scripted import ScriptedEngine, answer, payload
-from workers.accounts import Accounts, Price, Ratio
+from workers.accounts import Accounts, Price
 from workers.engine import (
     CHAT,
     COMPLETIONS,
@@ -232,6 +232,18 @@ async def test_a_flush_whose_answer_was_lost_counts_once_and_later_ends_count_to
     assert (await accounts.totals(pipe, [POOL]))[POOL].all_used == Used(5, 5, 25, 35, 0, 5_000_000, 2_500_000)
 
 
+async def test_a_flush_that_is_refused_for_good_is_lost_alone(
+    pipe: Pipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    books = booked(pipe, seen=ended(count=1))
+    books._pages[POOL].waiting["t", "gpu_us|0|t"] = 2**64
+    await books.flush()
+    assert "are lost, as they cannot be added" in caplog.text
+    books.saw(ended(count=1)[0], "succeeded")
+    await books.flush()
+    assert (await accounts.totals(pipe, [POOL]))[POOL].all_used == Used(1, 1, 5, 7, 0, 1_000_000, 500_000)
+
+
 async def test_a_worker_that_begins_anew_counts_from_one_again_under_its_new_name(pipe: Pipe) -> None:
     """Also: what the killed one had not flushed is gone, and nothing else: a job that ends in its second attempt is a request."""
     first = booked(pipe, seen=ended(count=2))
@@ -274,21 +286,3 @@ async def test_how_fast_the_engine_reads_is_told_by_long_prompts_only(pipe: Pipe
     reading = (await accounts.totals(pipe, [POOL]))[POOL].reading
     assert reading.count == 1
     assert reading.sum_s == pytest.approx(0.5)
-
-
-def test_what_is_expected_of_an_engine_follows_how_it_has_counted_lately() -> None:
-    ratio = Ratio()
-    assert ratio.of(100) == 100
-    for counted, expected in (
-        (6, 4),
-        (0, 50),
-        (50, 0),
-    ):  # one short prompt says little, a wrong count nothing
-        ratio.learn(counted, expected=expected)
-    assert ratio.of(100) == 100
-    for _ in range(1000):
-        ratio.learn(30, expected=20)
-    assert ratio.of(100) == 150
-    for _ in range(1000):
-        ratio.learn(10, expected=20)
-    assert ratio.of(100) == 50

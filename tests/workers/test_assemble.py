@@ -1,9 +1,10 @@
 """Chunks put together equal the whole answer of the same request (shapes: OpenAI API reference)."""
 
 import orjson
+import pytest
 
 from workers.assemble import Assembler
-from workers.engine import Usage
+from workers.engine import EngineBroken, Usage
 
 
 def chunk(choice: dict[str, object], **top: object) -> bytes:
@@ -21,6 +22,12 @@ def test_content_of_each_choice_is_joined_in_order() -> None:
     assert [c["message"]["content"] for c in whole["choices"]] == ["Hello", "Bye"]
     assert [c["finish_reason"] for c in whole["choices"]] == ["stop", None]
     assert (whole["object"], whole["id"], whole["created"]) == ("chat.completion", "c1", 7)
+
+
+@pytest.mark.parametrize("index", [10**18, -1, True, "0"])
+def test_a_tool_call_that_is_numbered_as_nobody_can_breaks_the_answer(index: object) -> None:
+    with pytest.raises(EngineBroken):
+        Assembler().feed(chunk({"index": 0, "delta": {"tool_calls": [{"index": index, "id": "t"}]}}))
 
 
 def test_tool_calls_are_joined_by_index() -> None:

@@ -13,7 +13,7 @@ from broker.policy import Limits
 from broker.producer import Producer
 from predictor.estimator import SimpleEstimator
 from tests.conditions import wait_until
-from tests.workers.conftest import Maker, submission
+from tests.workers.conftest import Maker, Rig, submission
 from tests.workers.leases import lease
 from tests.workers.pairs import JSON_ASKED, Pair, Starts, fails, says, start_pair, text_of
 from tests.workers.scripted import ScriptedEngine, payload
@@ -64,6 +64,21 @@ async def test_a_connection_sees_nothing_of_a_pass_that_was_handed_on(pair: Star
     assert job.first is not None
     assert await workers.small.pipe.command("XLEN", f"hw:{{small}}:out:{job_id}") == 0
     assert await workers.small.pipe.command("XLEN", f"hw:{{large}}:out:{job.job_id}") > 0
+
+
+@pytest.mark.parametrize("chunk", [b'{"choices":[{"index":[1],"delta":"x"}]}', b'{"choices":7}', b"[]"])
+async def test_an_answer_that_is_none_is_the_engines_failure_and_handed_on(
+    pair: Starts, chunk: bytes
+) -> None:
+    async def garbled(_: EngineCall) -> AsyncGenerator[Delta | Final, None]:
+        yield Delta(chunk, 1)
+        yield Final(b"", None, "stop")
+
+    workers: Pair = await pair(garbled)
+    job = await workers.ended(await workers.submit(stream=True))
+    assert (job.status, job.pool) == (Status.SUCCEEDED, "large")
+    assert job.first is not None
+    assert job.first.why in ("engine_error", "empty_answer")
 
 
 async def test_what_a_connection_has_seen_is_not_begun_again_in_the_large_pool(pair: Starts) -> None:
@@ -143,6 +158,12 @@ async def test_tokens_of_the_successor_are_higher_so_that_readers_see_a_new_begi
     assert tokens[0] < tokens[1]
 
 
+async def let_in(rig: Rig, job_id: str) -> None:
+    """A held job, as if its time had come: `feed` takes none that was tried before."""
+    await rig.pipe.command("ZADD", "hw:{small}:delayed", "XX", 0, job_id)
+    await rig.pipe.command("ZADD", "hw:{small}:marker", 0, "work")
+
+
 async def test_a_worker_that_dies_between_the_steps_leaves_a_job_that_the_next_one_hands_on(
     pair: Starts,
 ) -> None:
@@ -152,9 +173,10 @@ async def test_a_worker_that_dies_between_the_steps_leaves_a_job_that_the_next_o
     job_id = new_job_id("small")
     heir = heir_id(job_id, "large")
     await small.producer.submit(submission(job_id=heir, stream=False))
-    held = submission(job_id=job_id, stream=False, heir=heir, plan=str(Plan()), hold_s=0.3)
+    held = submission(job_id=job_id, stream=False, heir=heir, plan=str(Plan()), hold_s=60.0)
     await small.producer.submit(held)
     await small.pipe.command("HSET", f"hw:{{small}}:job:{job_id}", "attempts", 1)
+    await let_in(small, job_id)
     ended = await workers.ended(job_id)
     assert (ended.job_id, text_of(ended)) == (heir, "from the large one")
     assert workers.large.engine.seen == [heir]
@@ -165,11 +187,12 @@ async def died_often(workers: Pair, *, deaths: int) -> str:
     """A job that `deaths` workers have died of, and that waits for the next one."""
     job_id = new_job_id("small")
     held = submission(
-        job_id=job_id, stream=False, heir=heir_id(job_id, "large"), plan=str(Plan()), hold_s=0.3
+        job_id=job_id, stream=False, heir=heir_id(job_id, "large"), plan=str(Plan()), hold_s=60.0
     )
     await workers.small.producer.submit(held)
     counts = ("attempts", deaths, "deaths", deaths)
     await workers.small.pipe.command("HSET", f"hw:{{small}}:job:{job_id}", *counts)
+    await let_in(workers.small, job_id)
     return job_id
 
 

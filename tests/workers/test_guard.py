@@ -100,6 +100,7 @@ def test_a_polled_job_is_judged_to_its_end_though_watchers_have_seen_it() -> Non
         (CHAT, {}, {"logprobs": True, "top_logprobs": 2}),
         (COMPLETIONS, {}, {"logprobs": 2}),
         (CHAT, {"logprobs": True}, {"logprobs": True}),
+        (COMPLETIONS, {"logprobs": 0}, {"logprobs": 0}),
         (CHAT, {"logprobs": False, "seed": 1}, {"logprobs": True, "top_logprobs": 2, "seed": 1}),
     ],
 )

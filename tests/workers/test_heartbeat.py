@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 
+import orjson
 import pytest
 
 from api.cli.redis_server import find_binary
@@ -77,6 +78,30 @@ async def test_lease_is_distrusted_before_it_runs_out_when_redis_is_away(
     await wait_until(lambda: lost)
     assert lost[0][0] == lease.job_id
     assert lost[0][1] < held_at + 1.0, "the worker stops before Redis may give the job away"
+    await asyncio.to_thread(heartbeat.stop)
+    await Producer(pipe).cancel(lease.job_id)
+    await pipe.close()
+
+
+async def test_a_beat_that_fails_by_a_fault_of_ours_is_logged_once_and_the_next_one_follows(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its leases are given up before they run out; with the first beat that succeeds the worker is there."""
+    pipe, lost, tries = Pipe(redis_url), list[str](), list[int]()
+    lease = await leased(pipe, redis_url)
+    heartbeat = Heartbeat(redis_url, pool=POOL, worker_id="w", lease_s=0.3)
+
+    def describe() -> bytes:
+        tries.append(1)
+        return b"{}" if lost else orjson.dumps(2**64)
+
+    heartbeat.hold([lease], time.monotonic())
+    heartbeat.start(describe, lost.extend)
+    await wait_until(lambda: lost)
+    assert lost[0] == lease.job_id
+    assert len(tries) > 1
+    await wait_until(lambda: pipe.command("EXISTS", KEYS.worker("w")))
+    assert [record.exc_info is not None for record in caplog.records if "failed" in record.message] == [True]
     await asyncio.to_thread(heartbeat.stop)
     await Producer(pipe).cancel(lease.job_id)
     await pipe.close()

@@ -7,10 +7,11 @@ import pytest
 from workers import verdict
 from workers.verdict import Confidence, flaw, loops
 
+JSON = {"response_format": {"type": "json_object"}}
 LINES = "| --- | --- |\n" * 60
 
 
-def answer(text: str | None, *, finish: str = "stop", **message: object) -> dict[str, object]:
+def answer(text: object, *, finish: str = "stop", **message: object) -> dict[str, object]:
     return {"choices": [{"message": {"content": text, **message}, "finish_reason": finish}]}
 
 
@@ -35,6 +36,14 @@ def test_flaws_of_an_answer(given: dict[str, object], why: str | None) -> None:
 @pytest.mark.parametrize("name", verdict.LIMITS)
 def test_who_sets_a_limit_has_asked_for_the_cut(name: str) -> None:
     assert flaw({name: 5}, answer("cut", finish="length")) is None
+    assert flaw({name: 5} | JSON, answer('{"a": ', finish="length")) is None
+    assert flaw({name: 1}, answer(" ", finish="length")) is None
+
+
+def test_text_in_parts_is_text() -> None:
+    parts = [{"type": "text", "text": "an "}, {"type": "text", "text": "answer"}, {"type": "image"}, None]
+    assert flaw({}, answer(parts)) is None
+    assert flaw({}, answer([{"type": "text", "text": " "}])) == "empty_answer"
 
 
 def test_one_bad_choice_of_several_is_enough() -> None:

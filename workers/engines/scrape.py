@@ -15,6 +15,7 @@ from workers.engines.dialects import Dialect, Metrics, Names, OwnModel, Steps
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SAMPLE = re.compile(r"(?:\{([^\n]*)\})?[ \t]+([^\s]+)")  # after the name
+MOST = 10**15  # of anything that is counted: larger numbers are wrong, and no JSON or Redis takes all of them
 _NAMES_OF_MODEL = ("id", "name", "model")
 
 Labels = frozenset[tuple[str, str]]
@@ -42,7 +43,7 @@ def _own(page: Any, model: str | None) -> Any:
 
 
 def _positive(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if type(value) is int and 0 < value <= MOST else None  # a bool is no number
 
 
 def read_limits(dialect: Dialect, pages: Pages, *, model: str | None) -> EngineLimits:
@@ -65,7 +66,7 @@ def _at(page: Any, path: Steps, *, model: str | None) -> int | None:
 
 
 def _times(number: int | None, times: int) -> int | None:
-    return None if number is None else number * times
+    return None if number is None else _positive(number * times)
 
 
 def priority_sign(dialect: Dialect, pages: Pages) -> int:
@@ -136,13 +137,15 @@ class _Page:
         config = self.family(self.known.kv_config)
         entries = [dict(labels) for labels in config.values] if config is not None else []
         found = [(entry, _config_tokens(entry, engines=len(entries))) for entry in entries]
-        return {entry.get(self.known.engine_label, ""): tokens for entry, tokens in found if tokens}
+        return {entry.get(self.known.engine_label, ""): n for entry, n in found if n and n <= MOST}
 
     def kv_page_tokens(self) -> int | None:
         """The largest, where several engines differ."""
         config = self.family(self.known.kv_config)
         sizes = [dict(labels).get("block_size", "") for labels in config.values] if config is not None else []
-        return max((int(size) for size in sizes if size.isdecimal() and int(size) > 0), default=None)
+        return max(
+            (int(size) for size in sizes if size.isdecimal() and 0 < float(size) <= MOST), default=None
+        )
 
     def kv_used_share(self, totals: Mapping[str, float]) -> float | None:
         if (family := self.family(self.known.kv_used_share)) is not None:
@@ -197,7 +200,7 @@ def _number(written: str) -> float | None:
         value = float(written)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= MOST else None  # NaN neither
 
 
 def read_load(dialect: Dialect, text: str, *, slots: Any = None, kv_tokens: int | None = None) -> EngineLoad:

@@ -13,6 +13,7 @@ import orjson
 from broker.errors import EngineError
 from workers.engine import Delta, EngineBroken, Usage
 from workers.engines.faults import event_fault
+from workers.engines.usage import MOST_TOKENS
 
 DONE = b"[DONE]"
 MAX_EVENT_BYTES = 8 << 20
@@ -167,7 +168,8 @@ def read_usage(usage: dict[str, Any], timings: object = None) -> Usage:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    """What cannot be stays as wrong as it was, but small enough to be added up and written as JSON (64 bits)."""
+    return max(-1, min(value, MOST_TOKENS + 1)) if type(value) is int else 0  # a bool is no count
 
 
 def _total(parts: list[Usage]) -> Usage:

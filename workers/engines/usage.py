@@ -11,18 +11,19 @@ from broker.request_checks import choices
 from predictor.estimator import prompt_tokens, text_tokens
 from workers.engine import EMBEDDINGS, EngineCall, Usage
 
+MOST_TOKENS = 10**8  # of one request: beyond any context window, with every choice of every prompt
 FRAME_CHUNKS = 2  # of a stream, without text: the one with the role and the one with the finish reason
 
 
 def checked(usage: Usage | None, call: EngineCall, *, written: int) -> Usage:
     """`written`: tokens of the answer as Headway sees them: an estimate, 0 where there is no text for sure."""
     given = usage or Usage(0, 0, 0)
-    prompt = given.prompt_tokens if given.prompt_tokens > 0 else prompt_tokens(call.body)
+    prompt = given.prompt_tokens if 0 < given.prompt_tokens <= MOST_TOKENS else prompt_tokens(call.body)
     completion = given.completion_tokens
     most = _most(call.body)
     if call.endpoint == EMBEDDINGS:
-        completion, most = max(0, completion), None
-    elif usage is None or completion < 0 or (completion == 0 and written > 0):
+        completion, most = completion if 0 <= completion <= MOST_TOKENS else 0, None
+    elif usage is None or not 0 <= completion <= MOST_TOKENS or (completion == 0 and written > 0):
         completion = written
     if most is not None and completion > most:
         completion = max(1, min(written, most))
@@ -64,7 +65,7 @@ def _texts(choice: Mapping[str, Any]) -> list[Any]:
 def _most(body: Mapping[str, Any]) -> int | None:
     """Over all choices of all prompts; None: no limit was named."""
     limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
-    limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+    limit = next((limit for limit in limits if type(limit) is int and limit > 0), None)
     if limit is None:
         return None
     return limit * choices(body)

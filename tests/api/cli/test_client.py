@@ -175,3 +175,8 @@ def test_usage_is_asked_for_by_its_days_and_groups_and_csv_is_printed_as_it_come
     printed = run("usage", "--csv", "--from", "2026-11-01", "--to", "2026-11-02", "--by", "tenant")
     assert printed.splitlines() == ["tenant,requests", "acme,3"]
     assert server.asked[-1][1] == "/v1/usage?from=2026-11-01&to=2026-11-02&by=tenant&format=csv"
+
+
+def test_what_steers_a_terminal_is_not_printed() -> None:
+    error = {"error": {"message": "\x1b]0;mine\x07no\x9b31m room\u202e", "code": "\x1b[2J"}}
+    assert str(refused(400, orjson.dumps(error))) == "?]0;mine?no?31m room? (?[2J)"

@@ -149,3 +149,12 @@ def test_no_page_is_too_strange_to_be_read(lines: list[str]) -> None:
     load = read_load(VLLM, "\n".join(lines))
     assert load.kv_used_share is None or 0.0 <= load.kv_used_share <= 1.0
     assert load.kv_total_tokens is None or load.kv_total_tokens > 0
+
+
+@pytest.mark.parametrize("number", ["1e308", "+Inf", "NaN", "18446744073709551616", "-1e300"])
+def test_what_cannot_be_counted_is_not_known(number: str) -> None:
+    """Two of them together would be infinite, and no whole number."""
+    names = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prefix_cache_hits_total")
+    page = "".join(f'{name}{{engine="{n}"}} {number}\n' for name in names for n in (0, 1))
+    sizes = f'block_size="{"9" * 5000}",num_gpu_blocks="{"9" * 200}",kv_cache_size_tokens="None"'
+    assert read_load(VLLM, page + f"vllm:cache_config_info{{{sizes}}} 1.0\n") == EngineLoad()

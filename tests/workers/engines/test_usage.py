@@ -13,7 +13,7 @@ from tests.workers.engines.conftest import Serve
 from tests.workers.engines.script import Script
 from tests.workers.engines.test_sse import chunk, wire
 from workers.engine import EngineCall, Usage
-from workers.engines.usage import checked, tokens_of_answer, tokens_of_stream
+from workers.engines.usage import MOST_TOKENS, checked, tokens_of_answer, tokens_of_stream
 
 CALL = chat("x" * 400, max_tokens=8)  # 100 tokens of text and 4 of the template
 
@@ -30,12 +30,34 @@ CALL = chat("x" * 400, max_tokens=8)  # 100 tokens of text and 4 of the template
         (Usage(5, -3, 0), Usage(5, 6, 0, recounted=True)),
         (Usage(5, 9, 0), Usage(5, 6, 0, recounted=True)),
         (Usage(5, 10**9, 0), Usage(5, 6, 0, recounted=True)),
+        (Usage(2**64 - 1, 3, 0), Usage(104, 3, 0, recounted=True)),
         (Usage(5, 3, 6), Usage(5, 3, 5, recounted=True)),
         (Usage(5, 3, -1), Usage(5, 3, 0, recounted=True)),
     ],
 )
 def test_a_count_that_cannot_be_is_replaced(given: Usage | None, right: Usage) -> None:
     assert checked(given, CALL, written=6) == right
+
+
+def test_a_completion_that_no_engine_can_write_is_replaced_also_where_no_limit_was_named() -> None:
+    assert checked(Usage(5, MOST_TOKENS + 1, 0), chat(), written=6) == Usage(5, 6, 0, recounted=True)
+    assert checked(Usage(5, 2**64, 0), embedding("x"), written=0) == Usage(5, 0, 0, recounted=True)
+
+
+@pytest.mark.parametrize(
+    "given", ["true", "18446744073709551615", "-9223372036854775808", '"5"', "5.5", "1e300"]
+)
+async def test_a_stream_whose_prompt_count_is_no_count_gets_through(serve: Serve, given: str) -> None:
+    """Told for each of two choices: the sum goes to the caller, who wants it."""
+    usage = b'{"choices":[],"usage":{"prompt_tokens":%s,"completion_tokens":%s}}' % (
+        given.encode(),
+        given.encode(),
+    )
+    script = Script(wire(chunk("a"), chunk("b"), chunk("c", finish="stop"), usage, usage, b"[DONE]"))
+    _, final = await collect(
+        await serve(script.answer), chat("x" * 400, stream_options={"include_usage": True})
+    )
+    assert final.usage == Usage(104, 2, 0, recounted=True)
 
 
 def test_an_answer_without_text_may_have_no_tokens() -> None:
