@@ -138,7 +138,7 @@ async def in_usage(this: Fleet, http: aiohttp.ClientSession) -> Sums:
 
 async def usage(*, quick: bool) -> list[Figure]:
     """The largest deviation of any of the sums from the engines' own, as a share of that."""
-    count = 300 if quick else 1000
+    count = 150 if quick else 1000
     with fleet({"small": (ENGINE, ENGINE), "large": (ENGINE,)}) as this:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as http:
