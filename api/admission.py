@@ -30,7 +30,7 @@ async def check_served(services: Services, pool: str, *, wish: str = "") -> None
     fallback = model.fallback if model and wish == DEGRADE else None
     for max_age_s in (1.0, 0.0):
         for each in (pool, fallback):
-            if wish == WAIT or (each and (await services.fleet.look(each, max_age_s=max_age_s)).served):
+            if wish == WAIT or (each and (await services.fleet.look(each, max_age_s=max_age_s)).view.served):
                 return
     if not services.fleet.was_away:
         raise no_worker(pool)

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 async def costs(services: Services) -> Document:
     """Of all tenants since the beginning: `instead_document`. Raises RedisAway."""
-    books = await accounts.totals(services.pipe, await accounts.accounted(services.pipe))
+    books = await accounts.all_totals(services.pipe)
     used = {pool: book.all_used for pool, book in books.items()}
     return instead_document(instead(used, pools_of(books, services.config)), services.config)
 

@@ -88,9 +88,9 @@ class Overviews:
             self._seldom = now, await self._look_seldom()
         queues = {view.pool: cache.queues(view.pool) for view in views}
         hour = await self._hour.read([queue for some in queues.values() for queue in some])
-        pools = [
-            await self._pool(view, queues[view.pool], book=hour.get(view.pool, Book())) for view in views
-        ]
+        pools = await asyncio.gather(
+            *(self._pool(view, queues[view.pool], book=hour.get(view.pool, Book())) for view in views)
+        )
         return orjson.dumps(
             {
                 "object": "overview",

@@ -173,7 +173,7 @@ class Chooser:
     async def _load(self, pool: str, service_class: ServiceClass) -> PoolLoad:
         room = await self._fleet.look(pool)
         return PoolLoad(
-            room.served and not room.view.draining, self._wait_s(pool, room, service_class=service_class)
+            room.view.served and not room.view.draining, self._wait_s(pool, room, service_class=service_class)
         )
 
     def _wait_s(self, pool: str, room: Snapshot, *, service_class: ServiceClass) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
+from starlette.requests import Request
 
 from api.keyring import Keyring
 from api.live import Live
@@ -106,6 +107,11 @@ class Services:
                 return
             else:
                 return
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
 
 
 class CelerySender:

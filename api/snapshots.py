@@ -24,7 +24,6 @@ FULL_S = 5.0  # so long new jobs go to other shards than one that was full
 BACK_S = 2.0  # after Redis was away, until workers whose records had expired must have beaten
 UNSERVED_S = 30.0  # until it comes back if nobody serves the pool
 NAMED_MODELS = 20  # in a message
-LIVE = ("ready", "starting", "paused")
 
 
 @dataclass(slots=True)
@@ -73,11 +72,6 @@ class Snapshot:
             per_s = view.slots / (self._mean_s(own) if full.unit == "jobs" else 1.0)
         excess = max(full.waiting - ROOM_AFTER * full.most, 1.0)
         return excess * queues / per_s if per_s else UNSERVED_S
-
-    @property
-    def served(self) -> bool:
-        """Whether any worker may claim from the pool, now or once its engine is up."""
-        return any(worker.state in LIVE for worker in self.view.workers)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ Sums = dict[tuple[str, str], int]  # books (letters, as account.lua has them) an
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """`requests`: jobs, each counted with its first attempt. `cached_tokens` are part of `prompt_tokens`."""
+    """`requests`: jobs, each counted with the attempt that ended it. `cached_tokens` are part of `prompt_tokens`."""
 
     requests: int = 0
     attempts: int = 0
@@ -145,6 +145,11 @@ async def totals(pipe: Pipe, queues: Sequence[str]) -> dict[str, Book]:
     """By pool: since its queues were first used. Raises RedisAway."""
     books = await asyncio.gather(*(_read(pipe, PoolKeys(queue).named("totals")) for queue in queues))
     return _by_pool(zip(queues, books, strict=True))
+
+
+async def all_totals(pipe: Pipe) -> dict[str, Book]:
+    """`totals` of all queues that have books, also of pools that nobody serves any more. Raises RedisAway."""
+    return await totals(pipe, await accounted(pipe))
 
 
 class LastHour:

@@ -102,6 +102,11 @@ class PoolView:
         return not (self.paused or self.draining or any(there))
 
     @property
+    def served(self) -> bool:
+        """Whether any worker may claim from it, now or once its engine is up."""
+        return any(worker.state in LIVE for worker in self.workers)
+
+    @property
     def paused(self) -> bool:
         return bool(self.counters.get("paused"))
 
@@ -225,8 +230,7 @@ def merged(pool: str, views: Sequence[PoolView]) -> PoolView:
 async def look(pipe: Pipe, queue: str) -> PoolView:
     """One queue. One round trip for the sets, one for the workers' records."""
     keys = PoolKeys(queue)
-    others = ("delayed", "leases", "dead", "aged:0", "aged:1", "aged:2")
-    sets = [*keys.all_ready, *(keys.named(name) for name in others)]
+    sets = [*keys.all_ready, *(keys.named(name) for name in ("delayed", "leases", "dead")), *keys.all_aged]
     counts = [pipe.command("ZCARD", name) for name in sets]
     members = pipe.command("ZRANGE", keys.named("workers"), 0, 9999)
     flat = pipe.command("HGETALL", keys.named("stats"))
@@ -250,8 +254,7 @@ async def look(pipe: Pipe, queue: str) -> PoolView:
 
 def oldest(queue: str) -> Call:
     k = PoolKeys(queue)
-    aged = (k.named(f"aged:{level}") for level in range(3))
-    return Call(script("oldest"), (k.prefix, *k.all_ready, *aged), (OLDEST_OF,))
+    return Call(script("oldest"), (k.prefix, *k.all_ready, *k.all_aged), (OLDEST_OF,))
 
 
 async def oldest_s(pipe: Pipe, queues: Sequence[str]) -> list[float | None]:

@@ -18,7 +18,6 @@ from broker.policy import Limits
 from broker.producer import Producer
 from broker.shards import Shards
 
-LIVE = ("ready", "starting", "paused")
 KEPT = ("cap", "retain", "meta", "pfx", "route", "notify", "status", "fall", "attached", "deaths", "origin")
 
 
@@ -123,7 +122,7 @@ class Heirs:
 
     async def _has_room(self, lease: Lease, *, left_s: float | None) -> bool:
         view = await fleet.look(self._pipe, queue_of(lease.heir))
-        if view.draining or not any(worker.state in LIVE for worker in view.workers):
+        if view.draining or not view.served:
             return False
         if left_s is None or not view.slots:
             return True

@@ -71,6 +71,10 @@ class PoolKeys:
     def all_ready(self) -> list[str]:
         return [self.ready(c) for c in range(4)]
 
+    @property
+    def all_aged(self) -> list[str]:
+        return [self.named(f"aged:{level}") for level in range(3)]
+
     def named(self, suffix: str) -> str:
         return self.prefix + suffix
 

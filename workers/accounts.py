@@ -187,10 +187,10 @@ def _times(seen: Seen, outcome: str, *, tokens: Usage) -> dict[str, float]:
         times["wait"] = lease.waited_s
     if outcome != "succeeded":
         return times
-    times["e2e"] = lease.waited_s + time.monotonic() - seen.started
+    times["e2e"] = seen.since_accepted_s(time.monotonic())
     if seen.first is None:
         return times
-    times["ttft"] = lease.waited_s + seen.first - seen.started
+    times["ttft"] = seen.since_accepted_s(seen.first)
     if (fresh := tokens.prompt_tokens - tokens.cached_tokens) >= LONG_TOKENS:
         times[READ] = 1000 * (seen.first - seen.began) / fresh
     later = tokens.completion_tokens / lease.choices - 1

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -52,20 +52,13 @@ from workers.outcomes import Reporter
 from workers.pace import Pace
 from workers.pull import Puller
 from workers.recent import Recent
-from workers.sight import Sight, Teller
+from workers.sight import Runs, Sight, Teller
 
 if TYPE_CHECKING:
     from workers.traces import Traces
 
 log = logging.getLogger("headway.worker")
 ENGINE_RETRY_S = 1.0
-
-
-class Runs(Protocol):
-    """A part that works beside the puller."""
-
-    async def run(self) -> None:
-        """Until cancelled."""
 
 
 class Worker:

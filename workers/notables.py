@@ -43,8 +43,8 @@ class Notables:
             worker=self._worker_id,
             outcome=outcome,
             wait_s=round(lease.waited_s, 3),
-            first_s=round(lease.waited_s + first - seen.started, 3),
-            total_s=round(lease.waited_s + now - seen.started, 3),
+            first_s=round(seen.since_accepted_s(first), 3),
+            total_s=round(seen.since_accepted_s(now), 3),
             ended=round(time.time(), 3),
         )
 

@@ -31,6 +31,10 @@ class Seen:
     final: Final | None = None
     share_s: float = 0.0
 
+    def since_accepted_s(self, moment: float) -> float:
+        """From the job's acceptance to a moment (`time.monotonic`) of this attempt, seconds."""
+        return self.lease.waited_s + moment - self.started
+
 
 class Follower(Protocol):
     """Who wants to know of each end. Must not block, nor raise."""
@@ -38,11 +42,15 @@ class Follower(Protocol):
     def saw(self, seen: Seen, outcome: str) -> None: ...
 
 
-class Teller(Follower, Protocol):
-    """Who tells others of them, now and then."""
+class Runs(Protocol):
+    """A part that works beside the puller."""
 
     async def run(self) -> None:
         """Until cancelled."""
+
+
+class Teller(Follower, Runs, Protocol):
+    """Who tells others of them, now and then."""
 
     async def flush(self) -> None:
         """Tells everything that waits. Never raises."""

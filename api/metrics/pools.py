@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from api.drain import queued, queued_s
 from api.metrics import catalogue as c
 from api.metrics.family import Family, Samples
 from broker.accounts import Book, Used
@@ -83,8 +84,8 @@ def _state(samples: Samples, view: PoolView) -> None:
 
 def _by_class(samples: Samples, view: PoolView, *, service_class: ServiceClass) -> None:
     counters, place = view.counters, (view.pool, service_class.name)
-    samples.add(c.QUEUE_JOBS, counters.get(f"queued:{service_class:d}", 0), *place)
-    samples.add(c.QUEUE_SECONDS, counters.get(f"queued_ms:{service_class:d}", 0) / 1000, *place)
+    samples.add(c.QUEUE_JOBS, queued(view, service_class), *place)
+    samples.add(c.QUEUE_SECONDS, queued_s(view, service_class), *place)
     for family, name in BY_CLASS:
         samples.add(family, counters.get(f"{name}:{service_class:d}", 0), *place)
     for status in ENDS:

@@ -22,7 +22,7 @@ async def scrape(services: Services, *, caller: Tenant) -> bytes:
     oldest, lessons, books, (sums, records) = await asyncio.gather(
         asyncio.gather(*(fleet.oldest_s(pipe, cache.queues(view.pool)) for view in views)),
         services.foresight.lessons(view.pool for view in views),
-        _books(services),
+        accounts.all_totals(pipe),
         tally.read(pipe),
     )
     state = State(list(zip(views, oldest, strict=True)), lessons, books, sums, records)
@@ -51,9 +51,3 @@ def render(state: State, *, only: str | None = None) -> bytes:
     tally.add_tally(samples, state.sums)
     tally.add_processes(samples, state.processes)
     return samples.text()
-
-
-async def _books(services: Services) -> dict[str, Book]:
-    """Also of pools that nobody serves any more."""
-    queues = await accounts.accounted(services.pipe)
-    return await accounts.totals(services.pipe, queues)

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import time
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ import psutil
 from api.metrics import catalogue as c
 from api.metrics.family import Family, Kind, Samples
 from broker import accounts, scripts
-from broker.accounts import Page
+from broker.accounts import SUM, Page
 from broker.connection import Pipe
 from broker.errors import QueueFull, RedisAway
 from broker.histograms import Histogram
@@ -32,7 +33,6 @@ KEYS = PoolKeys(API_BOOKS)
 LOOK_S = 0.25
 FLUSH_S = 1.0
 GONE_S = 10.0  # without a beat
-SUM = "us"  # in place of a histogram's bucket
 
 
 def process_name() -> str:
@@ -56,8 +56,7 @@ class Tally:
         self._add("|".join((family.name, *(label.replace("|", "/") for label in labels))), 1)
 
     def observe(self, family: Family, seconds: float) -> None:
-        bucket = next((n for n, bound in enumerate(family.bounds) if seconds <= bound), len(family.bounds))
-        self._add(f"{family.name}|{bucket}", 1)
+        self._add(f"{family.name}|{bisect_left(family.bounds, seconds)}", 1)
         self._add(f"{family.name}|{SUM}", round(seconds * 1e6))
 
     def _add(self, name: str, amount: int) -> None:

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request
 from api.errors import ApiError
 from api.ownership import check_admin
 from api.rendering import Json
-from api.services import Services
+from api.services import services_of
 from broker.errors import ConfigError
 
 router = APIRouter(prefix="/admin", tags=["operations"])
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/admin", tags=["operations"])
 async def reload(request: Request) -> Json:
     """What has changed, and what of it is not in force before something is started again. A bad file changes nothing."""
     check_admin(request.scope)
-    services: Services = request.app.state.services
+    services = services_of(request)
     try:
         change = services.live.reload()
     except ConfigError as error:

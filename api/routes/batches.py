@@ -13,8 +13,8 @@ from api.errors import invalid
 from api.idempotency import key_of, reused
 from api.ownership import own_batch, own_file, tenant_of
 from api.rendering import Json
-from api.routes.files import page, services_of, store_of
-from api.services import Services
+from api.routes.files import page, store_of
+from api.services import Services, services_of
 from api.submit import Wishes, check_class, parse_class
 from broker import request_checks
 from broker.batch_record import TIMES, BatchSpec, BatchView, message_for, metadata_of

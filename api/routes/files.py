@@ -12,7 +12,7 @@ from api import schema
 from api.idempotency import key_of, reused
 from api.ownership import own_file, tenant_of
 from api.rendering import Json
-from api.services import Services
+from api.services import Services, services_of
 from api.upload import receive_file
 from broker import idempotency
 from broker.errors import UnknownFile
@@ -20,11 +20,6 @@ from broker.files import FileQuery, FileRecord, FileStore, NewFile
 from broker.storage import Storage
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
-
-
-def services_of(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
 
 
 def store_of(services: Services) -> FileStore:

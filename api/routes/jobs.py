@@ -13,7 +13,7 @@ from api.idempotency import key_of
 from api.metrics.requests import note_place
 from api.ownership import check_readable, known, own_job, readable, tenant_of
 from api.rendering import Headers, Json
-from api.services import Services
+from api.services import Services, services_of
 from api.submit import Wishes, parse_class
 from broker import feedback, producer
 from broker.errors import UnknownJob
@@ -23,11 +23,6 @@ MAX_WAIT_S = 60.0
 MOST_DEAD = 1000  # of a queue, that a listing looks at
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-
-
-def services_of(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
 
 
 @router.post("", status_code=202, openapi_extra=schema.JOB_BODY)

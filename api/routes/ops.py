@@ -11,7 +11,7 @@ from api.metrics import scrape as scraping
 from api.ownership import tenant_of
 from api.page import PAGE_MAY, live_page
 from api.rendering import Json
-from api.services import Services
+from api.services import Services, services_of
 from broker.errors import RedisAway, UnknownPool
 from broker.fleet import PoolView
 from broker.route_config import RouteConfig
@@ -20,11 +20,6 @@ READY_TIMEOUT_S = 2.0
 EPOCH = 1_764_547_200  # OpenAI's list wants a date of birth; this is Headway's own: 2025-12-01
 
 router = APIRouter()
-
-
-def services_of(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
 
 
 @router.get("/healthz", tags=["operations"])

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request
 from api import documents
 from api.ownership import check_admin
 from api.rendering import Json
-from api.services import Services
+from api.services import services_of
 from broker.steering import Wish, steer_pool, steer_worker
 
 router = APIRouter(prefix="/v1/fleet", tags=["operations"])
@@ -50,7 +50,7 @@ async def resume_worker(request: Request, pool: str, *, worker_id: str) -> Json:
 async def _steer(request: Request, name: str, *, wish: Wish, worker_id: str = "") -> Json:
     """The pool as it is then. Raises ApiError without the admin scope, UnknownPool, UnknownWorker, RedisAway."""
     check_admin(request.scope)
-    services: Services = request.app.state.services
+    services = services_of(request)
     cache = services.fleet
     pool = await cache.resolve(name)
     await cache.pools()

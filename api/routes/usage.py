@@ -14,7 +14,7 @@ from api.costs import COUNTS, grouped, instead_document, is_priced, pools_of, us
 from api.errors import invalid
 from api.ownership import tenant_of
 from api.rendering import Json
-from api.services import Services
+from api.services import services_of
 from broker import accounts
 from broker.accounts import DAYS_KEPT, Row, Used
 from predictor.counterfactual import instead
@@ -43,7 +43,7 @@ class Asked(BaseModel):
 async def get_usage(request: Request, asked: Annotated[Asked, Query()]) -> Response:
     """Requests, tokens, GPU-seconds and money of the days that are asked for, and what they would have been without prefix
     reuse and with the larger models only. Days are kept for 400 days."""
-    services: Services = request.app.state.services
+    services = services_of(request)
     first, last = _days(asked)
     by = _groups(asked.by)
     queues = await accounts.accounted(services.pipe)
@@ -71,7 +71,7 @@ async def get_usage(request: Request, asked: Annotated[Asked, Query()]) -> Respo
 
 async def _rows(request: Request, queues: Sequence[str], *, first: date, last: date) -> list[Row]:
     """Of everybody whose usage the caller may see. Raises RedisAway."""
-    services: Services = request.app.state.services
+    services = services_of(request)
     tenant = tenant_of(request.scope)
     rows = await accounts.usage(services.pipe, queues, first=first, last=last)
     return [row for row in rows if tenant.access.admin or row.tenant == tenant.name]
