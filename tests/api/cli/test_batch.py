@@ -102,9 +102,9 @@ async def test_the_same_submit_again_goes_on_where_it_was(
     assert second.exit_code == 0, second.output
     assert second.stdout == first.stdout
     assert set(engine.asked.values()) == {1}
-    fresh = await run("submit", str(source), "--again")
+    fresh = await run("submit", str(source), "--again", "--wait")
     assert fresh.stdout != first.stdout
-    other = await run("submit", str(source), "--class", "P3")
+    other = await run("submit", str(source), "--class", "P3", "--wait")
     assert other.stdout not in (first.stdout, fresh.stdout)
 
 
